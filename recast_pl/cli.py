@@ -1,0 +1,71 @@
+"""From YAML to objects: LightningCLI with the blocks `rewards`, `judges`, `credit` and `pictures`.
+
+`--config` may be given several times; later files are overlays. Classes go by their class path or, for those
+that this file imports, by their bare name.
+"""
+
+
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from recast_pl.callbacks import EvaluationReport, SampleGrid
+from recast_pl.credit import CreditAssigner
+from recast_pl.evaluation import PictureWriter
+from recast_pl.module import ReCASTModule
+from recast_pl.prompts import PromptData
+from recast_pl.rewards import JudgeSuite, RewardSuite
+
+DEFAULT_SEED = 42
+
+
+class ReCASTCLI(LightningCLI):
+    """The command line; see the module."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds the blocks that are always there, and the links between blocks."""
+        parser.add_class_arguments(RewardSuite, "rewards")
+        parser.add_class_arguments(JudgeSuite, "judges")
+        parser.add_lightning_class_args(CreditAssigner, "credit")
+        parser.add_lightning_class_args(SampleGrid, "grid")
+        parser.add_lightning_class_args(PictureWriter, "pictures")
+        parser.link_arguments("rewards", "model.rewards", apply_on="instantiate")
+        parser.link_arguments("judges", "model.judges", apply_on="instantiate")
+        for block in ("model", "data"):
+            parser.link_arguments("seed_everything", f"{block}.seed", compute_fn=_seed)
+
+    def instantiate_classes(self) -> None:
+        """Builds all objects; what their constructors refuse is a usage error, not a traceback."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            self.parser.error(str(error))
+
+
+def _seed(seed_everything: bool | int) -> int:
+    return DEFAULT_SEED if isinstance(seed_everything, bool) else seed_everything
+
+
+def main(arguments: list[str] | None = None) -> ReCASTCLI:
+    """Runs one verb: fit, validate, test or predict."""
+    return ReCASTCLI(
+        ReCASTModule,
+        PromptData,
+        args=arguments,
+        seed_everything_default=DEFAULT_SEED,
+        auto_configure_optimizers=False,
+        save_config_kwargs={"overwrite": True},
+        parser_kwargs={"prog": "python -m recast_pl"},
+        trainer_defaults={
+            # rollouts and cached text enter autograd, which inference tensors must not
+            "inference_mode": False,
+            # prompts are shared out by PromptData
+            "use_distributed_sampler": False,
+            "log_every_n_steps": 1,
+            "callbacks": [EvaluationReport()],
+            "logger": {
+                "class_path": "lightning.pytorch.loggers.TensorBoardLogger",
+                "init_args": {"save_dir": "runs", "name": "recast_pl"},
+            },
+        },
+    )
+
+

@@ -1,0 +1,342 @@
+"""The LightningModule: online rollout and policy update, one RL iteration a training step."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from jsonargparse import lazy_instance
+from torch import Tensor
+from torch.optim import Optimizer
+
+from recast_pl.advantages import Advantages, PerReward
+from recast_pl.clock import StageClock
+from recast_pl.evaluation.statistics import ScoreStatistics
+from recast_pl.objectives import DiffusionNFT, Objective
+from recast_pl.old_policy import OldPolicyRamp
+from recast_pl.policy import Policy, Role
+from recast_pl.prompts import PromptData
+from recast_pl.rewards import JudgeSuite, RewardSuite
+from recast_pl.rollout import ODERollout, RolloutSampler
+from recast_pl.types import NoisedSamples, PromptBatch, Rollout, Scores, TextEmbeddings, Velocities, Weights
+from recast_pl.update import Pairs, renoise, trainable_steps, training_pairs
+
+
+class ReCASTModule(pl.LightningModule):
+    """prompts → rollout → rewards → advantages → credit → objective → optimiser.
+
+    Args:
+        policy: the text-to-image model and its trained, old and reference weights.
+        rewards: what is optimised.
+        judges: what only judges, in `test`.
+        rollout: how clean samples are drawn, in training from the old policy.
+        advantages: how scores become advantages.
+        objective: the loss.
+        optimizer: makes the optimiser of the trained parameters.
+        old_policy: how fast the old policy follows.
+        timesteps_per_sample: denoising steps that each sample is trained at, drawn anew each time; None: all.
+        min_noise_level: steps that start below are not trained: next to the clean sample there is no signal.
+        micro_batch_size: (sample, step) pairs in one backward pass.
+        updates_per_iteration: optimiser steps in one iteration, each over an equal share of the pairs.
+        max_grad_norm: gradients are scaled down to this norm.
+        evaluated_policy: whose pictures `validate`, `test` and `predict` judge.
+        seed: of all noise, of the choice of steps and of the adapters.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        rewards: RewardSuite,
+        judges: JudgeSuite | None = None,
+        rollout: RolloutSampler = lazy_instance(ODERollout),
+        advantages: Advantages = lazy_instance(PerReward),
+        objective: Objective = lazy_instance(DiffusionNFT),
+        optimizer: Callable[[Iterable[Any]], Optimizer] = torch.optim.AdamW,
+        old_policy: OldPolicyRamp = OldPolicyRamp(),  # noqa: B008 - frozen
+        timesteps_per_sample: int | None = None,
+        min_noise_level: float = 0.01,
+        micro_batch_size: int = 64,
+        updates_per_iteration: int = 1,
+        max_grad_norm: float = 1.0,
+        evaluated_policy: Role = "default",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for name, value in (
+            ("micro_batch_size", micro_batch_size),
+            ("updates_per_iteration", updates_per_iteration),
+            ("timesteps_per_sample", 1 if timesteps_per_sample is None else timesteps_per_sample),
+        ):
+            if value < 1:
+                raise ValueError(f"model.{name}: expected 1 or more, got {value}")
+        if timesteps_per_sample is not None and timesteps_per_sample > rollout.num_steps:
+            raise ValueError(
+                f"model.timesteps_per_sample: {timesteps_per_sample} is more than the rollout has steps "
+                f"(model.rollout.init_args.num_steps: {rollout.num_steps})"
+            )
+        if not max_grad_norm > 0:
+            raise ValueError(f"model.max_grad_norm: expected above 0, got {max_grad_norm}")
+        self.automatic_optimization = False
+        self.policy = policy
+        self.rewards, self.judges = rewards, judges
+        self.rollout, self.advantages, self.objective = rollout, advantages, objective
+        self.optimizer, self.old_policy = optimizer, old_policy
+        self.timesteps_per_sample, self.min_noise_level = timesteps_per_sample, min_noise_level
+        self.micro_batch_size, self.updates_per_iteration = micro_batch_size, updates_per_iteration
+        self.max_grad_norm = max_grad_norm
+        self.evaluated_policy, self.seed = evaluated_policy, seed
+        self.iteration = 0
+        self.clock = StageClock()
+        self.evaluations: list[tuple[int, dict[str, float]]] = []
+        self._weights: Weights | None = None
+
+    # ------------------------------------------------------------------ the iteration
+
+    def training_step(self, batch: PromptBatch, batch_idx: int) -> None:
+        """One RL iteration."""
+        clock = self.clock
+        rollout = self.collect(batch, role="old")
+        with clock("rewards"):
+            scores = self.everywhere(self.rewards.score(rollout.images_B3HW, batch.prompts))
+        with clock("advantages"):
+            group_B = self._gathered(batch.group_B.to(self.device)).flatten()
+            advantages_BK = self.advantages(scores, group_B, self.weights)
+            own = slice(self.global_rank * len(batch), (self.global_rank + 1) * len(batch))
+        with clock("update"):
+            pairs = training_pairs(
+                rollout,
+                timesteps_per_sample=self.timesteps_per_sample,
+                min_noise_level=self.min_noise_level,
+                seed=self.seed,
+            )
+            parts = self.update_policy(rollout, advantages_BK[own].cpu(), pairs)
+        with clock("old_policy"):
+            self.policy.update_old(self.old_policy.decay(self.iteration))
+        self.iteration += 1
+        self._log_iteration(scores, group_B, advantages_BK, parts, samples=len(group_B))
+
+    def collect(self, batch: PromptBatch, *, role: Role) -> Rollout:
+        """Clean samples and pictures of `role` for the batch's prompts."""
+        clock, policy = self.clock, self.policy
+        with torch.no_grad(), policy.using(role):
+            with clock("text"):
+                text = policy.text(batch.texts)
+            with clock("rollout"):
+                x0_BCHW = self.rollout.sample(policy, batch, text, seed=self.seed)
+            with clock("decode"):
+                images = [policy.decode(part) for part in x0_BCHW.split(self.rollout.micro_batch_size)]
+        return Rollout(
+            batch=batch, text=text, x0_BCHW=x0_BCHW, images_B3HW=torch.cat(images), levels=self.levels
+        )
+
+    def update_policy(self, rollout: Rollout, advantages_BK: Tensor, pairs: Pairs) -> Mapping[str, Tensor]:
+        """Accumulates gradients over micro-batches of pairs, clips, steps; returns the mean loss parts."""
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
+        means: dict[str, Tensor] = {}
+        for share in pairs.split(-(-len(pairs) // self.updates_per_iteration)):
+            for part in share.split(self.micro_batch_size):
+                samples = renoise(rollout, advantages_BK, part, seed=self.seed)
+                text = rollout.text[part.row_N.to(self.device)]
+                loss = self.objective.loss(self.velocities(samples, text), samples)
+                self.manual_backward(loss.total * (len(part) / len(share)))
+                for key, value in {"total": loss.total.detach(), **loss.parts}.items():
+                    means[key] = means.get(key, 0.0) + value * (len(part) / len(pairs))
+            norm = torch.nn.utils.clip_grad_norm_(self.policy.trainable_parameters(), self.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+        return {**means, "grad_norm": norm}
+
+    def velocities(self, samples: NoisedSamples, text: TextEmbeddings) -> Velocities:
+        """Predictions at x_t = (1 − t) x0 + t ε; old and reference only where the objective reads them."""
+        t = samples.t_N[:, None, None, None]
+        x_t = (1 - t) * samples.x0_NCHW + t * samples.noise_NCHW
+
+        def without_gradient(role: Role) -> Tensor:
+            with torch.no_grad(), self.policy.using(role):
+                return self.policy.velocity(x_t, samples.t_N, text)
+
+        old = without_gradient("old") if self.objective.needs_old else None
+        reference = without_gradient("reference") if self.objective.needs_reference else None
+        current = self.policy.velocity(x_t, samples.t_N, text)
+        return Velocities(current_NCHW=current, old_NCHW=old, reference_NCHW=reference)
+
+    # ------------------------------------------------------------------ credit
+
+    @property
+    def levels(self) -> Tensor:
+        """The K + 1 noise levels of rollouts and of W's columns."""
+        return self.policy.levels(self.rollout.num_steps)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether W has been computed."""
+        return self._weights is not None
+
+    @property
+    def weights(self) -> Weights:
+        """K·W; set by the CreditAssigner before the first iteration."""
+        if self._weights is None:
+            raise RuntimeError("W is used before it is computed: the trainer needs a CreditAssigner callback")
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: Weights) -> None:
+        if weights.names != self.rewards.names or len(weights.levels) != len(self.levels):
+            raise ValueError(
+                f"W of {len(weights.levels) - 1} steps and the rewards {', '.join(weights.names)} does not "
+                f"fit {len(self.levels) - 1} steps and {', '.join(self.rewards.names)}"
+            )
+        self._weights = weights
+
+    # ------------------------------------------------------------------ evaluation
+
+    def validation_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Any] | None:
+        """Training rewards on held-out prompts."""
+        return self._evaluate(self.rewards, batch)
+
+    def test_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Any] | None:
+        """Held-out judges on held-out prompts."""
+        assert self.judges is not None  # setup has refused
+        return self._evaluate(self.judges, batch)
+
+    def predict_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Any] | None:
+        """Pictures of held-out prompts, with the training rewards' scores."""
+        return self._evaluate(self.rewards, batch)
+
+    def _evaluate(self, suite: RewardSuite, batch: PromptBatch) -> dict[str, Any] | None:
+        if len(batch) == 0:  # a process with fewer held-out prompts than the others
+            return None
+        rollout = self.collect(batch, role=self.evaluated_policy)
+        scores = suite.score(rollout.images_B3HW, batch.prompts)
+        self.statistics.update(scores.values_RB)
+        return {"rollout": rollout, "scores": scores}
+
+    def on_validation_epoch_start(self) -> None:
+        """Forgets the scores of the last evaluation."""
+        self.statistics = ScoreStatistics(self.rewards.names).to(self.device)
+
+    on_predict_epoch_start = on_validation_epoch_start
+
+    def on_test_epoch_start(self) -> None:
+        """Forgets the scores of the last evaluation."""
+        assert self.judges is not None
+        self.statistics = ScoreStatistics(self.judges.names).to(self.device)
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs mean, spread and failures of each reward; before the first iteration too."""
+        values = {f"val/{key}": value for key, value in self.statistics.compute().items()}
+        self.evaluations.append((self.iteration, values))
+        if self.trainer.sanity_checking:
+            for logger in self.loggers:
+                logger.log_metrics(values, step=self.iteration)
+        else:
+            self.log_dict(values, rank_zero_only=False)
+
+    def on_test_epoch_end(self) -> None:
+        """Logs mean, spread and failures of each judge."""
+        self.log_dict({f"test/{key}": value for key, value in self.statistics.compute().items()})
+
+    # ------------------------------------------------------------------ life cycle
+
+    def setup(self, stage: str) -> None:
+        """Checks what the constructor could not see, then loads rewards; no weight is read before that."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        suite = self.judges if stage == "test" else self.rewards
+        if suite is None or not suite.rewards:
+            raise ValueError("judges.rewards: `test` judges by held-out rewards; the configuration has none")
+        if isinstance(data, PromptData):
+            for part in ("train", "evaluation") if stage == "fit" else ("evaluation",):
+                suite.check_prompts(data.prompts(part), origin=f"data.{part}")
+            samples, processes = data.num_groups * data.group_size, self.trainer.world_size
+            if stage == "fit" and samples % processes:
+                raise ValueError(
+                    f"data.num_groups × data.group_size = {samples} samples cannot be shared evenly by "
+                    f"{processes} processes; take a multiple of {processes}, such as "
+                    f"{samples + processes - samples % processes}"
+                )
+        suite.setup(self.trainer.strategy.root_device)
+
+    def configure_model(self) -> None:
+        """Loads the policy's weights."""
+        self.policy.load(seed=self.seed)
+        steps = trainable_steps(self.levels, min_noise_level=self.min_noise_level)
+        if len(steps) < (self.timesteps_per_sample or 1):
+            raise ValueError(
+                f"model.timesteps_per_sample: {self.timesteps_per_sample} steps are asked for, but only "
+                f"{len(steps)} start at model.min_noise_level {self.min_noise_level} or above"
+            )
+
+    def configure_optimizers(self) -> Optimizer:
+        """The optimiser of the trained parameters."""
+        return self.optimizer(self.policy.trainable_parameters())
+
+    def teardown(self, stage: str) -> None:
+        """Frees the rewards."""
+        suite = self.judges if stage == "test" else self.rewards
+        if suite is not None:
+            suite.teardown()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """The trained and the old weights; base model, text encoders, VAE and rewards are not in it."""
+        return self.policy.saved_state()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Puts the trained and the old weights back, or refuses; see `Policy.load_saved_state`."""
+        self.policy.load_saved_state(dict(state_dict))
+        return torch.nn.modules.module._IncompatibleKeys([], [])
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds the iteration."""
+        checkpoint["iteration"] = self.iteration
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Goes on at the saved iteration."""
+        self.iteration = int(checkpoint["iteration"])
+
+    # ------------------------------------------------------------------ over processes, and logs
+
+    def everywhere(self, scores: Scores) -> Scores:
+        """The scores of all processes' samples, in the order of the iteration's samples."""
+        values_RB = self._gathered(scores.values_RB)
+        if values_RB.ndim == 3:
+            values_RB = values_RB.transpose(0, 1).flatten(1)
+        return Scores(names=scores.names, values_RB=values_RB, valid_RB=values_RB.isfinite())
+
+    def _gathered(self, tensor: Tensor) -> Tensor:
+        if self.trainer.world_size == 1:
+            return tensor
+        gathered = self.all_gather(tensor)
+        assert isinstance(gathered, Tensor)
+        return gathered
+
+    def _log_iteration(
+        self,
+        scores: Scores,
+        group_B: Tensor,
+        advantages_BK: Tensor,
+        parts: Mapping[str, Tensor],
+        *,
+        samples: int,
+    ) -> None:
+        seconds = self.clock.take()
+        total = sum(seconds.values())
+        values: dict[str, Any] = {
+            "advantages/spread": advantages_BK.std(),
+            "advantages/largest": advantages_BK.abs().max(),
+            "old_policy/distance": self.policy.distance_to_old(),
+            "old_policy/decay": self.old_policy.decay(self.iteration - 1),
+            "time/iteration": total,
+            "time/images_per_second": samples / total,
+        }
+        values |= {f"time/{stage}": spent for stage, spent in seconds.items()}
+        values |= {f"loss/{key}": value for key, value in parts.items()}
+        for row, (name, valid) in enumerate(zip(scores.names, scores.valid_RB, strict=True)):
+            good = scores.values_RB[row][valid].double()
+            values[f"train/{name}"] = good.mean()
+            values[f"train_spread/{name}"] = good.std(correction=0)
+            values[f"train_masked/{name}"] = float((~valid).sum())
+        self.log_dict({key: torch.as_tensor(value, dtype=torch.float32) for key, value in values.items()})
+        shown = {name: values[f"train/{name}"].float() for name in scores.names}
+        self.log_dict(shown, prog_bar=True, logger=False)

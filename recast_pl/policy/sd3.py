@@ -1,0 +1,260 @@
+"""Stable Diffusion 3 pipelines (SD3.5-Medium, or any folder of the same layout) as a policy."""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from recast_pl.assets import resolve
+from recast_pl.policy.base import Policy, Role
+from recast_pl.types import TextEmbeddings
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusion3Pipeline
+
+    from recast_pl.policy.adapters import AdapterPair
+
+ATTENTION_PROJECTIONS = (
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+)
+
+
+class SD3Policy(Policy):
+    """A `StableDiffusion3Pipeline` with two LoRA adapters on its denoiser.
+
+    Text encoders and VAE are frozen and stand outside the module tree: they reach neither checkpoints nor
+    gradients nor sharding.
+
+    Args:
+        pretrained: a folder in diffusers' layout, a hub id, or `recast_pl://tiny` for the embedded pipeline.
+        lora_rank: rank of the adapters.
+        lora_alpha: their scale is lora_alpha / lora_rank; None is twice the rank.
+        lora_targets: linear layers of the denoiser that are adapted.
+        third_text_encoder: load the T5 too; without it the pipeline puts zeros in its place.
+        max_sequence_length: tokens in the T5's place, 1 to 512.
+        resolution: height and width of the pictures in pixels; None is the pipeline's own.
+        weights_dtype: of the frozen denoiser and text encoders; adapters and VAE are float32.
+        gradient_checkpointing: recompute activations in the backward pass.
+        offload_text_encoders: text encoders wait on the CPU and visit the device for new prompts only.
+        text_cache_size: prompts whose embeddings are kept.
+    """
+
+    def __init__(
+        self,
+        *,
+        pretrained: str,
+        lora_rank: int = 32,
+        lora_alpha: float | None = None,
+        lora_targets: Sequence[str] = ATTENTION_PROJECTIONS,
+        third_text_encoder: bool = False,
+        max_sequence_length: int = 128,
+        resolution: int | None = None,
+        weights_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+        gradient_checkpointing: bool = False,
+        offload_text_encoders: bool = False,
+        text_cache_size: int = 2048,
+    ) -> None:
+        super().__init__()
+        for name, value, low in (
+            ("lora_rank", lora_rank, 1),
+            ("max_sequence_length", max_sequence_length, 1),
+            ("text_cache_size", text_cache_size, 1),
+        ):
+            if value < low:
+                raise ValueError(f"model.policy.init_args.{name}: expected {low} or more, got {value}")
+        if max_sequence_length > 512:
+            raise ValueError(
+                "model.policy.init_args.max_sequence_length: SD3's T5 reads at most 512 tokens, "
+                f"got {max_sequence_length}"
+            )
+        self.source = resolve(pretrained, key="model.policy.init_args.pretrained")
+        self.lora_rank = lora_rank
+        self.lora_alpha = 2.0 * lora_rank if lora_alpha is None else lora_alpha
+        self.lora_targets = tuple(lora_targets)
+        self.third_text_encoder = third_text_encoder
+        self.max_sequence_length = max_sequence_length
+        self.resolution = resolution
+        self.weights_dtype: torch.dtype = getattr(torch, weights_dtype)
+        self.gradient_checkpointing = gradient_checkpointing
+        self.offload_text_encoders = offload_text_encoders
+        self.text_cache_size = text_cache_size
+        self._pipeline: StableDiffusion3Pipeline | None = None
+        self._adapters: AdapterPair | None = None
+        self._text_cache: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
+
+    def load(self, *, seed: int) -> None:
+        """Loads the pipeline by diffusers' own `from_pretrained` and adds the adapters."""
+        if self._pipeline is not None:
+            return
+        from diffusers import StableDiffusion3Pipeline
+
+        from recast_pl.policy.adapters import AdapterPair
+
+        absent = {} if self.third_text_encoder else {"text_encoder_3": None, "tokenizer_3": None}
+        pipeline = StableDiffusion3Pipeline.from_pretrained(
+            str(self.source), torch_dtype=self.weights_dtype, **absent
+        )
+        pipeline.set_progress_bar_config(disable=True)
+        pipeline.vae.to(torch.float32)
+        for frozen in (pipeline.vae, *self._encoders_of(pipeline)):
+            frozen.eval().requires_grad_(False)
+        factor = pipeline.vae_scale_factor * pipeline.transformer.config.patch_size
+        if self.resolution is not None and self.resolution % factor:
+            raise ValueError(
+                f"model.policy.init_args.resolution: expected a multiple of {factor} "
+                f"(VAE factor × patch size), got {self.resolution}"
+            )
+        self.denoiser = pipeline.transformer.eval()
+        if self.gradient_checkpointing:
+            self.denoiser.enable_gradient_checkpointing()
+        self._adapters = AdapterPair(
+            self.denoiser,
+            rank=self.lora_rank,
+            alpha=self.lora_alpha,
+            targets=self.lora_targets,
+            seed=seed,
+        )
+        self._pipeline = pipeline
+
+    @property
+    def pipeline(self) -> "StableDiffusion3Pipeline":
+        """The plain diffusers pipeline; its transformer is this policy's denoiser."""
+        if self._pipeline is None:
+            raise RuntimeError("the policy's weights are not loaded yet: call load()")
+        return self._pipeline
+
+    @property
+    def adapters(self) -> "AdapterPair":
+        """The trained and the old adapter."""
+        if self._adapters is None:
+            raise RuntimeError("the policy's weights are not loaded yet: call load()")
+        return self._adapters
+
+    @property
+    def device(self) -> torch.device:
+        """Where the denoiser is."""
+        return next(self.denoiser.parameters()).device
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """C, H, W of one latent."""
+        config = self.pipeline.transformer.config
+        side = (
+            config.sample_size
+            if self.resolution is None
+            else self.resolution // self.pipeline.vae_scale_factor
+        )
+        return (config.in_channels, side, side)
+
+    def levels(self, num_steps: int) -> Tensor:
+        """The scheduler's own sigmas, from a fresh copy of it (the pipeline's keeps its state)."""
+        scheduler = type(self.pipeline.scheduler).from_config(self.pipeline.scheduler.config)
+        keywords = {}
+        if scheduler.config.get("use_dynamic_shifting", False):
+            from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
+
+            _, height, width = self.latent_shape
+            patch = self.pipeline.transformer.config.patch_size
+            names = ("base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift")
+            keywords["mu"] = calculate_shift(
+                (height // patch) * (width // patch), *(scheduler.config[name] for name in names)
+            )
+        scheduler.set_timesteps(num_steps, device="cpu", **keywords)
+        levels: Tensor = scheduler.sigmas.double()
+        return levels
+
+    @torch.no_grad()
+    def text(self, texts: Sequence[str]) -> TextEmbeddings:
+        """Encodes prompts that are not cached, one by one, so that no result depends on its neighbours."""
+        wanted = dict.fromkeys(texts)
+        new = [text for text in wanted if text not in self._text_cache]
+        if new:
+            encoders = self._encoders_of(self.pipeline)
+            for encoder in encoders:
+                encoder.to(self.device)
+            with torch.autocast(self.device.type, enabled=False):
+                for text in new:
+                    sequence, _, pooled, _ = self.pipeline.encode_prompt(
+                        text,
+                        None,
+                        None,
+                        device=self.device,
+                        do_classifier_free_guidance=False,
+                        max_sequence_length=self.max_sequence_length,
+                    )
+                    self._text_cache[text] = (sequence[0].cpu(), pooled[0].cpu())
+            if self.offload_text_encoders:
+                for encoder in encoders:
+                    encoder.to("cpu")
+        sequences = [self._text_cache[text][0] for text in texts]
+        pooled = [self._text_cache[text][1] for text in texts]
+        for text in wanted:
+            self._text_cache.move_to_end(text)
+        while len(self._text_cache) > self.text_cache_size:
+            self._text_cache.popitem(last=False)
+        return TextEmbeddings(
+            sequence_BLD=torch.stack(sequences).to(self.device),
+            pooled_BD=torch.stack(pooled).to(self.device),
+        )
+
+    def velocity(self, x_NCHW: Tensor, t_N: Tensor, text: TextEmbeddings) -> Tensor:
+        """One call of the denoiser; the timestep is 1000 t, never cut to an integer."""
+        dtype = self.denoiser.dtype
+        output: Tensor = self.denoiser(
+            hidden_states=x_NCHW.to(dtype),
+            timestep=(t_N * self.pipeline.scheduler.config.num_train_timesteps).to(torch.float32),
+            encoder_hidden_states=text.sequence_BLD.to(dtype),
+            pooled_projections=text.pooled_BD.to(dtype),
+            return_dict=False,
+        )[0]
+        return output.float()
+
+    @torch.no_grad()
+    def decode(self, x0_BCHW: Tensor) -> Tensor:
+        """The VAE in float32, whatever precision the rest runs in (half precision has given black images)."""
+        vae = self.pipeline.vae.to(self.device)
+        with torch.autocast(self.device.type, enabled=False):
+            latents = x0_BCHW.float() / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
+            decoded: Tensor = vae.decode(latents, return_dict=False)[0]
+        return (decoded / 2 + 0.5).clamp(0, 1)
+
+    @contextmanager
+    def using(self, role: Role) -> Iterator[None]:
+        """Switches adapters; see `AdapterPair.using`."""
+        with self.adapters.using(role):
+            yield
+
+    def trainable_parameters(self) -> list[nn.Parameter]:
+        """The default adapter's parameters, float32."""
+        return self.adapters.trained
+
+    def update_old(self, decay: float) -> None:
+        """Moves the old adapter; see `AdapterPair.update_old`."""
+        self.adapters.update_old(decay)
+
+    def distance_to_old(self) -> Tensor:
+        """Between the two adapters' factors."""
+        return self.adapters.distance()
+
+    def saved_state(self) -> dict[str, Tensor]:
+        """Both adapters."""
+        return self.adapters.state()
+
+    def load_saved_state(self, state: dict[str, Tensor]) -> None:
+        """Puts both adapters back."""
+        self.adapters.load_state(state)
+
+    @staticmethod
+    def _encoders_of(pipeline: "StableDiffusion3Pipeline") -> list[nn.Module]:
+        encoders = (pipeline.text_encoder, pipeline.text_encoder_2, pipeline.text_encoder_3)
+        return [encoder for encoder in encoders if encoder is not None]

@@ -1,0 +1,104 @@
+"""Which prompts an iteration draws: whole groups of k, without repetition within an epoch of the source."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.utils.data import IterableDataset
+
+from recast_pl.noise import Purpose, keyed_generator
+from recast_pl.types import Prompt, PromptBatch
+
+
+def prompt_at(position: int, *, total: int, seed: int) -> int:
+    """The prompt drawn at `position` of an endless shuffled run through `total` prompts.
+
+    Every pass visits each prompt once; the order of pass p depends on (seed, p) alone, so that the position is
+    all the state there is.
+    """
+    rounds, place = divmod(position, total)
+    order = torch.randperm(total, generator=keyed_generator(seed, rounds, -1, -1, Purpose.PROMPTS))
+    return int(order[place])
+
+
+def grouped_batch(
+    prompts: Sequence[Prompt],
+    *,
+    iteration: int,
+    num_groups: int,
+    group_size: int,
+    seed: int,
+    rank: int = 0,
+    world_size: int = 1,
+) -> PromptBatch:
+    """This process's share of an iteration: a contiguous run of its num_groups × group_size samples.
+
+    The iteration's samples do not depend on `world_size`; a group may be split over processes.
+    """
+    total = num_groups * group_size
+    first, last = rank * total // world_size, (rank + 1) * total // world_size
+    sample_B = torch.arange(first, last)
+    group_B = iteration * num_groups + sample_B // group_size
+    chosen = {
+        int(group): prompts[prompt_at(int(group), total=len(prompts), seed=seed)]
+        for group in group_B.unique()
+    }
+    return PromptBatch(
+        iteration=iteration,
+        prompts=tuple(chosen[int(group)] for group in group_B),
+        group_B=group_B,
+        sample_B=sample_B,
+    )
+
+
+class GroupedPrompts(IterableDataset[PromptBatch]):
+    """The training batches of one epoch, starting at `position` iterations into the run."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        position: int,
+        iterations: int,
+        num_groups: int,
+        group_size: int,
+        seed: int,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self.prompts, self.position, self.iterations = prompts, position, iterations
+        self.geometry = {"num_groups": num_groups, "group_size": group_size, "seed": seed}
+        self.place = {"rank": rank, "world_size": world_size}
+
+    def __len__(self) -> int:
+        return self.iterations
+
+    def __iter__(self) -> Iterator[PromptBatch]:
+        for iteration in range(self.position, self.position + self.iterations):
+            yield grouped_batch(self.prompts, iteration=iteration, **self.geometry, **self.place)
+
+
+class EvaluationPrompts(IterableDataset[PromptBatch]):
+    """Each prompt once, in order: batches of fixed noises, shared out evenly among processes."""
+
+    def __init__(
+        self, prompts: Sequence[Prompt], *, batch_size: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        share = range(rank * len(prompts) // world_size, (rank + 1) * len(prompts) // world_size)
+        # as many batches everywhere: a process without one more would leave the others waiting
+        largest = -(-len(prompts) // world_size)
+        self.batches = -(-largest // batch_size)
+        self.prompts, self.share, self.batch_size = prompts, share, batch_size
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[PromptBatch]:
+        for batch in range(self.batches):
+            rows = self.share[batch * self.batch_size : (batch + 1) * self.batch_size]
+            index_B = torch.tensor(list(rows), dtype=torch.int64)
+            yield PromptBatch(
+                iteration=-1,
+                prompts=tuple(self.prompts[row] for row in rows),
+                group_B=index_B,
+                sample_B=index_B,
+            )

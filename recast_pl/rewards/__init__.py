@@ -1,0 +1,21 @@
+"""Rewards, one file each, and the RewardSuite that batches them."""
+
+from recast_pl.rewards.base import Reward
+from recast_pl.rewards.clipscore import CLIPScore
+from recast_pl.rewards.composition import Composition
+from recast_pl.rewards.jpeg import JPEGCompressibility, JPEGIncompressibility
+from recast_pl.rewards.judges import JudgeSuite
+from recast_pl.rewards.sharpness import Sharpness
+from recast_pl.rewards.suite import RewardFailure, RewardSuite
+
+__all__ = [
+    "CLIPScore",
+    "Composition",
+    "JPEGCompressibility",
+    "JPEGIncompressibility",
+    "JudgeSuite",
+    "Reward",
+    "RewardFailure",
+    "RewardSuite",
+    "Sharpness",
+]

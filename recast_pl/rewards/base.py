@@ -1,0 +1,35 @@
+"""What every reward is: a score for each picture, given its prompt."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from recast_pl.types import Prompt
+
+
+class Reward(ABC):
+    """Scores pictures. Higher is better. Not a module: it reaches no checkpoint and no gradient.
+
+    A subclass overrides `score` and whatever below differs.
+    """
+
+    range: tuple[float, float] = (float("-inf"), float("inf"))
+    """Scores outside are failures."""
+
+    required_metadata: tuple[str, ...] = ()
+    """Keys that every prompt's metadata must have; checked before training."""
+
+    def load(self, device: torch.device) -> None:  # noqa: B027 - most rewards have nothing to load
+        """Reads weights and moves them to `device`; called once, before the first score."""
+
+    def unload(self) -> None:  # noqa: B027
+        """Frees what `load` took."""
+
+    @abstractmethod
+    def score(self, images_B3HW: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """Scores [B] of pictures in [0, 1] (float32, on the device of `load`); picture b is of prompt b.
+
+        A picture that cannot be scored is NaN, or the whole call raises; never a made-up number.
+        """

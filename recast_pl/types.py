@@ -1,0 +1,103 @@
+"""What travels along the arrow: prompts → rollout → rewards → advantages → credit → objective.
+
+Shape suffixes, here and everywhere: R rewards, B samples, K denoising steps, C H W latent or picture.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt of a source."""
+
+    text: str
+    metadata: Mapping[str, Any]  # what rewards may need beside the text, e.g. GenEval's `include`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptBatch:
+    """The samples that one process draws in one iteration, groups of k after one another."""
+
+    iteration: int  # of the run, from 0; −1 for evaluation
+    prompts: tuple[Prompt, ...]  # B, repeated within a group
+    group_B: Tensor  # int64; equal for samples of one group, different for all others, whatever their text
+    sample_B: Tensor  # int64; the sample's index in the whole iteration, over all processes
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def texts(self) -> list[str]:
+        """The prompts' texts, B."""
+        return [prompt.text for prompt in self.prompts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextEmbeddings:
+    """What the denoiser sees of B prompts."""
+
+    sequence_BLD: Tensor  # per token
+    pooled_BD: Tensor
+
+    def __getitem__(self, index: Any) -> "TextEmbeddings":
+        return TextEmbeddings(sequence_BLD=self.sequence_BLD[index], pooled_BD=self.pooled_BD[index])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """Clean samples of the rollout policy. Holds no graph."""
+
+    batch: PromptBatch
+    text: TextEmbeddings  # B
+    x0_BCHW: Tensor  # latents at t = 0
+    images_B3HW: Tensor  # pictures in [0, 1], float32
+    levels: Tensor  # K + 1 noise levels t, from 1 (noise) down to 0 (clean); float64, on the CPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What R rewards say of B samples."""
+
+    names: tuple[str, ...]  # R
+    values_RB: Tensor  # float32, NaN where not valid: a failed reward is never a number
+    valid_RB: Tensor  # bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """W as it is used in training: K·W, so that its columns sum to 1 for column-balanced strategies."""
+
+    names: tuple[str, ...]  # R
+    levels: Tensor  # K + 1 noise levels; column j belongs to the step that leaves levels[j]
+    values_RK: Tensor  # float64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Velocities:
+    """Predictions at noised clean samples, one row for each trained (sample, step) pair N."""
+
+    current_NCHW: Tensor  # of the trained policy, with graph
+    old_NCHW: Tensor | None  # of the rollout policy, where the objective asks for it
+    reference_NCHW: Tensor | None  # of the base model, where the objective asks for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoisedSamples:
+    """Clean samples brought to noise level t: x_t = (1 − t) x0 + t noise; one row for each pair N."""
+
+    x0_NCHW: Tensor
+    noise_NCHW: Tensor
+    t_N: Tensor  # in (0, 1]
+    advantage_N: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """An objective's value over N pairs: what is differentiated, and the parts worth a curve."""
+
+    total: Tensor  # scalar, mean over pairs
+    parts: Mapping[str, Tensor]  # detached scalars, the same keys in every iteration

@@ -1,0 +1,54 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from miniature import save_clip, save_pipeline
+
+from recast_pl.policy import SD3Policy
+from recast_pl.types import Prompt, PromptBatch
+
+REFERENCE = Path(__file__).parent / "reference"
+
+
+@pytest.fixture(scope="session")
+def objective_golden():
+    return json.loads((REFERENCE / "objective_golden.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def pipeline_folder(tmp_path_factory):
+    return save_pipeline(tmp_path_factory.mktemp("pipeline"))
+
+
+@pytest.fixture(scope="session")
+def clip_folder(tmp_path_factory):
+    return save_clip(tmp_path_factory.mktemp("clip"))
+
+
+@pytest.fixture
+def policy(pipeline_folder):
+    policy = SD3Policy(pretrained=str(pipeline_folder), lora_rank=4, max_sequence_length=1)
+    policy.load(seed=0)
+    return policy
+
+
+@pytest.fixture
+def disturbed(policy):
+    """The policy with default and old adapters that differ from the reference and from each other."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in (*policy.adapters.trained, *policy.adapters.old):
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return policy
+
+
+def prompt_batch(texts, *, iteration=0, group_size=1, metadata=None):
+    index = torch.arange(len(texts))
+    metadata = metadata or [{} for _ in texts]
+    return PromptBatch(
+        iteration=iteration,
+        prompts=tuple(Prompt(text=t, metadata=m) for t, m in zip(texts, metadata, strict=True)),
+        group_B=index // group_size,
+        sample_B=index,
+    )
