@@ -5,6 +5,10 @@ that this file imports, by their bare name.
 """
 
 
+import logging
+import os
+import warnings
+
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from recast_pl.callbacks import EvaluationReport, SampleGrid
@@ -44,8 +48,26 @@ def _seed(seed_everything: bool | int) -> int:
     return DEFAULT_SEED if isinstance(seed_everything, bool) else seed_everything
 
 
+def quieten() -> None:
+    """Silences what libraries say about choices that are meant."""
+    for message in (
+        ".*module\\(s\\) in eval mode at the start of training.*",  # frozen networks, and no dropout
+        ".*`IterableDataset` has `__len__` defined.*",  # loaders have no workers
+        ".*isinstance\\(treespec, LeafSpec\\).*",
+        ".*does not have many workers.*",
+        ".*`torch_dtype` is deprecated.*",
+    ):
+        warnings.filterwarnings("ignore", message=message)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        lambda record: "💡" not in record.getMessage()
+    )
+    # "… requires torchvision (not installed); falling back to …": the PIL processors are the ones we ask for
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
 def main(arguments: list[str] | None = None) -> ReCASTCLI:
     """Runs one verb: fit, validate, test or predict."""
+    quieten()
     return ReCASTCLI(
         ReCASTModule,
         PromptData,

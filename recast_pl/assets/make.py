@@ -18,8 +18,8 @@ STAGES = ("vae", "denoiser", "clip", "judge", "assemble")
 class Recipe:
     """Updates and seeds of each stage."""
 
-    vae_steps: int = 1700
-    denoiser_steps: int = 9000
+    vae_steps: int = 3000
+    denoiser_steps: int = 6000
     clip_steps: int = 2500
     scenes: int = 40_000
     seed: int = 1
@@ -61,14 +61,13 @@ def build(
     tokenizer = text.build_tokenizer()
     seconds: dict[str, float] = {}
     parts: dict[str, Any] = {}
-    if {"vae", "denoiser", "assemble"} & set(stages):
+    if {"vae", "assemble"} & set(stages):
         parts["vae"], seconds["vae"] = vae.train(
             work, steps=recipe.vae_steps, seed=recipe.seed, device=target
         )
     if {"denoiser", "assemble"} & set(stages):
         parts["denoiser"], parts["encoders"], seconds["denoiser"] = denoiser.train(
             work,
-            vae=parts["vae"],
             tokenizer=tokenizer,
             steps=recipe.denoiser_steps,
             seed=recipe.seed,

@@ -4,6 +4,7 @@ peft's own switches also flip `requires_grad`; here that is an invariant instead
 default adapter's parameters require a gradient, whatever is in use.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -38,7 +39,8 @@ class AdapterPair:
         config = LoraConfig(
             r=rank, lora_alpha=alpha, target_modules=list(targets), init_lora_weights="gaussian"
         )
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # two are meant
             torch.manual_seed(seed)
             for name in (TRAINED, OLD):
                 try:

@@ -102,10 +102,9 @@ class SD3Policy(Policy):
 
         absent = {} if self.third_text_encoder else {"text_encoder_3": None, "tokenizer_3": None}
         pipeline = StableDiffusion3Pipeline.from_pretrained(
-            str(self.source), torch_dtype=self.weights_dtype, **absent
+            self.source, dtype={"default": self.weights_dtype, "vae": torch.float32}, **absent
         )
         pipeline.set_progress_bar_config(disable=True)
-        pipeline.vae.to(torch.float32)
         for frozen in (pipeline.vae, *self._encoders_of(pipeline)):
             frozen.eval().requires_grad_(False)
         factor = pipeline.vae_scale_factor * pipeline.transformer.config.patch_size

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKL, SD3Transformer2DModel
+from diffusers import SD3Transformer2DModel
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -12,8 +12,9 @@ from transformers import CLIPTokenizer
 from recast_pl.assets.making.data import as_float, drawn_scenes
 from recast_pl.assets.making.stage import Average, Stage, batches, set_learning_rate, warm_up_then_decay
 from recast_pl.assets.making.text import build_text_encoders, encode, tokenize
+from recast_pl.assets.making.vae import PatchCode, fit_code
 
-BATCH = 64
+BATCH = 48
 SHIFT = 2.0  # of the noise levels, in training and in the scheduler that is shipped
 EMPTY_SHARE = 0.1  # of prompts left empty, so that guidance has an unconditional velocity
 
@@ -36,21 +37,20 @@ def build() -> SD3Transformer2DModel:
     )
 
 
-@torch.no_grad()
 def encoded_scenes(
-    vae: AutoencoderKL, *, count: int, seed: int, folder: Path, device: torch.device
+    code: PatchCode, *, count: int, seed: int, folder: Path
 ) -> tuple[Tensor, list[str]]:
-    """Latents [count, 8, 16, 16] (float16, scaled as the pipeline does) and captions; kept in `folder`."""
+    """Latents [count, 8, 16, 16] (float16) and captions; kept in `folder`."""
     path = folder / f"latents-{seed}-{count}.pt"
     if path.exists():
         saved = torch.load(path, weights_only=True)
         return saved["latents"], saved["captions"]
     latents, captions, chunk = [], [], 250
     for first in tqdm(range(0, count, chunk), desc="latents", mininterval=10):
-        pictures, shown = drawn_scenes(chunk, seed=seed, first=first)
-        mean = vae.encode(as_float(pictures).to(device)).latent_dist.mean
-        latents.append(((mean - vae.config.shift_factor) * vae.config.scaling_factor).half().cpu())
+        pictures, shown = drawn_scenes(min(chunk, count - first), seed=seed, first=first)
+        latents.append(code.encode(as_float(pictures)).half())
         captions += [scene.caption for scene in shown]
+    folder.mkdir(parents=True, exist_ok=True)
     torch.save({"latents": torch.cat(latents), "captions": captions}, path)
     return torch.cat(latents), captions
 
@@ -58,7 +58,6 @@ def encoded_scenes(
 def train(
     folder: Path,
     *,
-    vae: AutoencoderKL,
     tokenizer: CLIPTokenizer,
     steps: int,
     seed: int,
@@ -67,7 +66,9 @@ def train(
     compiled: bool = False,
 ) -> tuple[SD3Transformer2DModel, nn.ModuleList, float]:
     """Trains denoiser and text encoders; returns their averaged weights and the seconds it took."""
-    latents, captions = encoded_scenes(vae, count=scenes, seed=seed + 2, folder=folder, device=device)
+    latents, captions = encoded_scenes(
+        fit_code(seed=seed), count=scenes, seed=seed + 2, folder=folder
+    )
     ids = tokenize(tokenizer, captions)
     empty = tokenize(tokenizer, [""])
     torch.manual_seed(seed)
@@ -83,7 +84,7 @@ def train(
         modules={"model": model, "average": average, "optimiser": optimiser},
     )
     order = batches(len(latents), batch_size=BATCH, seed=seed)
-    for _ in range(_steps_done(stage)):
+    for _ in range(stage.step):
         next(order)
 
     def update(step: int) -> dict[str, float]:
@@ -117,7 +118,3 @@ def train(
     average.copy_to(model)
     model.eval().requires_grad_(False)
     return denoiser, encoders, stage.seconds
-
-
-def _steps_done(stage: Stage) -> int:
-    return int(torch.load(stage.path, weights_only=True)["step"]) if stage.path.exists() else 0

@@ -35,6 +35,16 @@ class Stage:
         self.path = folder / f"{name}.pt"
         self.seconds = 0.0
 
+    @property
+    def step(self) -> int:
+        """Updates done so far, as saved."""
+        return int(torch.load(self.path, weights_only=True)["step"]) if self.path.exists() else 0
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to run."""
+        return self.step >= self.steps
+
     def run(self, update: Callable[[int], Mapping[str, float]]) -> None:
         """Runs what is left of the stage."""
         start = self._load()

@@ -1,5 +1,11 @@
-"""The embedded VAE: 64×64 pictures to 16×16 latents of 8 channels."""
+"""The embedded VAE: 64×64 pictures to 16×16 latents of 8 channels.
 
+Trained as an autoencoder, so small a network spends thousands of updates on finding out that colours exist.
+So its code is given: the eight leading principal components of 4×4 patches, partly whitened. Encoder and
+decoder are regressed on it side by side, and the decoder learns what a linear decoder cannot: sharp edges.
+"""
+
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,9 +16,13 @@ from torch.nn import functional as F
 from recast_pl.assets.making.data import as_float, drawn_scenes
 from recast_pl.assets.making.stage import Average, Stage, set_learning_rate, warm_up_then_decay
 
+FACTOR, CHANNELS = 4, 8
 BATCH = 16
-KL_WEIGHT = 2e-7  # of the sum over a latent; 1e-5 let five of eight channels collapse
-EDGE_WEIGHT = 1.0  # of the picture's differences between neighbours: blur costs, not only brightness
+CROP = 32  # pixels; most updates see crops, the last ones whole pictures
+WHOLE_SHARE = 0.2
+WHITENING = 0.67  # exponent: 0 leaves the components' variances, 1 makes them equal
+CODE_NOISE = 0.05  # added to the decoder's input: sampled latents are not exact
+LOG_VARIANCE = -6.0  # of the encoder's posterior, exp(−6/2) ≈ CODE_NOISE; constant
 
 
 def build() -> AutoencoderKL:
@@ -20,64 +30,95 @@ def build() -> AutoencoderKL:
     return AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
-        block_out_channels=(8, 16, 48),
+        block_out_channels=(16, 24, 32),
         layers_per_block=1,
-        latent_channels=8,
-        norm_num_groups=4,
+        latent_channels=CHANNELS,
+        norm_num_groups=2,
         sample_size=64,
         mid_block_add_attention=False,
         use_quant_conv=False,
         use_post_quant_conv=False,
         force_upcast=False,
+        scaling_factor=1.0,
+        shift_factor=0.0,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchCode:
+    """Principal components of 4×4 patches, scaled so that the mean variance over channels is 1."""
+
+    mean: Tensor  # 48
+    basis: Tensor  # 48 × 8
+
+    def encode(self, pictures: Tensor) -> Tensor:
+        """Latents [B, 8, H/4, W/4] of pictures in [−1, 1]."""
+        patches = F.pixel_unshuffle(pictures, FACTOR).movedim(1, -1)
+        return ((patches - self.mean) @ self.basis).movedim(-1, 1)
+
+
+def fit_code(*, seed: int, count: int = 1500) -> PatchCode:
+    """The code of `count` drawn scenes."""
+    patches = F.pixel_unshuffle(as_float(drawn_scenes(count, seed=seed)[0]), FACTOR)
+    rows = patches.movedim(1, -1).flatten(0, -2).double()
+    mean = rows.mean(0)
+    variances, vectors = torch.linalg.eigh((rows - mean).T @ (rows - mean) / len(rows))
+    variances, vectors = variances[-CHANNELS:].flip(0), vectors[:, -CHANNELS:].flip(1)
+    basis = vectors * variances.pow(-WHITENING / 2)
+    scale = ((rows - mean) @ basis).var(0).mean().sqrt()
+    return PatchCode(mean=mean.float(), basis=(basis / scale).float())
 
 
 def reconstruction_loss(decoded: Tensor, pictures: Tensor) -> Tensor:
     """Mean absolute and squared error, and the absolute error of differences between neighbouring pixels."""
     loss = F.l1_loss(decoded, pictures) + F.mse_loss(decoded, pictures)
     for dim in (-1, -2):
-        loss = loss + EDGE_WEIGHT * F.l1_loss(decoded.diff(dim=dim), pictures.diff(dim=dim))
+        loss = loss + F.l1_loss(decoded.diff(dim=dim), pictures.diff(dim=dim))
     return loss
 
 
-def train(folder: Path, *, steps: int, seed: int, device: torch.device) -> tuple[AutoencoderKL, float]:
-    """Trains the VAE; returns the averaged weights, scaled for unit-variance latents, and the seconds."""
+def train(
+    folder: Path, *, steps: int, seed: int, device: torch.device, scenes: int = 6000
+) -> tuple[AutoencoderKL, float]:
+    """Trains encoder and decoder on the code; returns the averaged weights and the seconds it took."""
     torch.manual_seed(seed)
     model = build().to(device)
+    with torch.no_grad():
+        model.encoder.conv_out.weight[CHANNELS:] = 0
+        model.encoder.conv_out.bias[CHANNELS:] = LOG_VARIANCE
+    code = fit_code(seed=seed)
     average = Average(model, decay=0.995)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-4)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.0)
     stage = Stage(
         name="vae",
         folder=folder,
         steps=steps,
         modules={"model": model, "average": average, "optimiser": optimiser},
     )
+    pool = drawn_scenes(scenes, seed=seed + 1)[0] if not stage.done else torch.empty(0)
 
     def update(step: int) -> dict[str, float]:
-        set_learning_rate(optimiser, warm_up_then_decay(step, steps=steps, warm_up=100, peak=2e-3))
-        pictures = as_float(drawn_scenes(BATCH, seed=seed, first=step * BATCH)[0]).to(device)
-        posterior = model.encode(pictures).latent_dist
-        generator = torch.Generator(device).manual_seed(seed * 1_000_003 + step)
-        latents = posterior.sample(generator)
-        fit = reconstruction_loss(model.decode(latents).sample, pictures)
-        loss = fit + KL_WEIGHT * posterior.kl().mean()
+        set_learning_rate(optimiser, warm_up_then_decay(step, steps=steps, warm_up=50, peak=3e-3))
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        picked = as_float(pool[torch.randint(len(pool), (BATCH,), generator=generator)])
+        if step < (1 - WHOLE_SHARE) * steps:
+            places = (64 - CROP) // FACTOR + 1
+            top, left = (FACTOR * torch.randint(places, (2,), generator=generator)).tolist()
+            picked = picked[..., top : top + CROP, left : left + CROP]
+        latents = code.encode(picked)
+        noise = torch.randn(latents.shape, generator=generator)
+        pictures, latents = picked.to(device), latents.to(device)
+        fit = reconstruction_loss(model.decode(latents + CODE_NOISE * noise.to(device)).sample, pictures)
+        encoded = F.mse_loss(model.encode(pictures).latent_dist.mean, latents)
         optimiser.zero_grad()
-        loss.backward()
+        (fit + encoded).backward()
+        model.encoder.conv_out.weight.grad[CHANNELS:] = 0
+        model.encoder.conv_out.bias.grad[CHANNELS:] = 0
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         average.update(model, step=step)
-        return {"fit": fit.item()}
+        return {"decoder": fit.item(), "encoder": encoded.item()}
 
     stage.run(update)
     average.copy_to(model)
-    model.eval().requires_grad_(False)
-    latents = torch.cat(
-        [
-            model.encode(as_float(p).to(device)).latent_dist.mean
-            for p in drawn_scenes(512, seed=seed + 1)[0].split(64)
-        ]
-    )
-    model.register_to_config(
-        scaling_factor=round(1 / latents.std().item(), 5), shift_factor=round(latents.mean().item(), 5)
-    )
-    return model, stage.seconds
+    return model.eval().requires_grad_(False), stage.seconds
