@@ -4,7 +4,6 @@
 that this file imports, by their bare name.
 """
 
-
 import logging
 import os
 import warnings
@@ -89,5 +88,3 @@ def main(arguments: list[str] | None = None) -> ReCASTCLI:
             },
         },
     )
-
-

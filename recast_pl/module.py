@@ -5,7 +5,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from jsonargparse import lazy_instance
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -18,7 +17,16 @@ from recast_pl.policy import Policy, Role
 from recast_pl.prompts import PromptData
 from recast_pl.rewards import JudgeSuite, RewardSuite
 from recast_pl.rollout import ODERollout, RolloutSampler
-from recast_pl.types import NoisedSamples, PromptBatch, Rollout, Scores, TextEmbeddings, Velocities, Weights
+from recast_pl.types import (
+    Evaluated,
+    NoisedSamples,
+    PromptBatch,
+    Rollout,
+    Scores,
+    TextEmbeddings,
+    Velocities,
+    Weights,
+)
 from recast_pl.update import Pairs, renoise, trainable_steps, training_pairs
 
 
@@ -29,9 +37,9 @@ class ReCASTModule(pl.LightningModule):
         policy: the text-to-image model and its trained, old and reference weights.
         rewards: what is optimised.
         judges: what only judges, in `test`.
-        rollout: how clean samples are drawn, in training from the old policy.
-        advantages: how scores become advantages.
-        objective: the loss.
+        rollout: how clean samples are drawn, in training from the old policy; None: ODERollout.
+        advantages: how scores become advantages; None: PerReward.
+        objective: the loss; None: DiffusionNFT.
         optimizer: makes the optimiser of the trained parameters.
         old_policy: how fast the old policy follows.
         timesteps_per_sample: denoising steps that each sample is trained at, drawn anew each time; None: all.
@@ -49,9 +57,9 @@ class ReCASTModule(pl.LightningModule):
         policy: Policy,
         rewards: RewardSuite,
         judges: JudgeSuite | None = None,
-        rollout: RolloutSampler = lazy_instance(ODERollout),
-        advantages: Advantages = lazy_instance(PerReward),
-        objective: Objective = lazy_instance(DiffusionNFT),
+        rollout: RolloutSampler | None = None,
+        advantages: Advantages | None = None,
+        objective: Objective | None = None,
         optimizer: Callable[[Iterable[Any]], Optimizer] = torch.optim.AdamW,
         old_policy: OldPolicyRamp = OldPolicyRamp(),  # noqa: B008 - frozen
         timesteps_per_sample: int | None = None,
@@ -70,6 +78,7 @@ class ReCASTModule(pl.LightningModule):
         ):
             if value < 1:
                 raise ValueError(f"model.{name}: expected 1 or more, got {value}")
+        rollout = rollout or ODERollout()
         if timesteps_per_sample is not None and timesteps_per_sample > rollout.num_steps:
             raise ValueError(
                 f"model.timesteps_per_sample: {timesteps_per_sample} is more than the rollout has steps "
@@ -80,7 +89,8 @@ class ReCASTModule(pl.LightningModule):
         self.automatic_optimization = False
         self.policy = policy
         self.rewards, self.judges = rewards, judges
-        self.rollout, self.advantages, self.objective = rollout, advantages, objective
+        self.rollout = rollout
+        self.advantages, self.objective = advantages or PerReward(), objective or DiffusionNFT()
         self.optimizer, self.old_policy = optimizer, old_policy
         self.timesteps_per_sample, self.min_noise_level = timesteps_per_sample, min_noise_level
         self.micro_batch_size, self.updates_per_iteration = micro_batch_size, updates_per_iteration
@@ -192,26 +202,30 @@ class ReCASTModule(pl.LightningModule):
 
     # ------------------------------------------------------------------ evaluation
 
-    def validation_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Any] | None:
+    def validation_step(  # type: ignore[override]
+        self, batch: PromptBatch, batch_idx: int
+    ) -> Evaluated | None:
         """Training rewards on held-out prompts."""
         return self._evaluate(self.rewards, batch)
 
-    def test_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Any] | None:
+    def test_step(  # type: ignore[override]
+        self, batch: PromptBatch, batch_idx: int
+    ) -> Evaluated | None:
         """Held-out judges on held-out prompts."""
         assert self.judges is not None  # setup has refused
         return self._evaluate(self.judges, batch)
 
-    def predict_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Any] | None:
+    def predict_step(self, batch: PromptBatch, batch_idx: int) -> Evaluated | None:
         """Pictures of held-out prompts, with the training rewards' scores."""
         return self._evaluate(self.rewards, batch)
 
-    def _evaluate(self, suite: RewardSuite, batch: PromptBatch) -> dict[str, Any] | None:
+    def _evaluate(self, suite: RewardSuite, batch: PromptBatch) -> Evaluated | None:
         if len(batch) == 0:  # a process with fewer held-out prompts than the others
             return None
         rollout = self.collect(batch, role=self.evaluated_policy)
         scores = suite.score(rollout.images_B3HW, batch.prompts)
         self.statistics.update(scores.values_RB)
-        return {"rollout": rollout, "scores": scores}
+        return Evaluated(rollout, scores)
 
     def on_validation_epoch_start(self) -> None:
         """Forgets the scores of the last evaluation."""
@@ -228,11 +242,9 @@ class ReCASTModule(pl.LightningModule):
         """Logs mean, spread and failures of each reward; before the first iteration too."""
         values = {f"val/{key}": value for key, value in self.statistics.compute().items()}
         self.evaluations.append((self.iteration, values))
-        if self.trainer.sanity_checking:
-            for logger in self.loggers:
-                logger.log_metrics(values, step=self.iteration)
-        else:
-            self.log_dict(values, rank_zero_only=False)
+        for logger in self.loggers:  # by iteration; Lightning's own step lags behind by one, or is not there
+            logger.log_metrics(values, step=self.iteration)
+        self.log_dict(values, logger=False)
 
     def on_test_epoch_end(self) -> None:
         """Logs mean, spread and failures of each judge."""
@@ -278,7 +290,9 @@ class ReCASTModule(pl.LightningModule):
         if suite is not None:
             suite.teardown()
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def state_dict(  # type: ignore[override]
+        self, *args: Any, **kwargs: Any
+    ) -> dict[str, Tensor]:
         """The trained and the old weights; base model, text encoders, VAE and rewards are not in it."""
         return self.policy.saved_state()
 

@@ -101,3 +101,20 @@ class Loss:
 
     total: Tensor  # scalar, mean over pairs
     parts: Mapping[str, Tensor]  # detached scalars, the same keys in every iteration
+
+
+class Evaluated:
+    """Pictures and their scores, as an evaluation step hands them to callbacks.
+
+    A plain class, because Lightning walks into dataclasses, copies what it finds and keeps it to the end.
+    """
+
+    __slots__ = ("rollout", "scores")
+
+    def __init__(self, rollout: Rollout, scores: Scores) -> None:
+        self.rollout: Rollout | None = rollout
+        self.scores: Scores | None = scores
+
+    def release(self) -> None:
+        """Forgets the pictures, where a callback has done with them and Lightning would keep them."""
+        self.rollout = self.scores = None

@@ -104,4 +104,4 @@ def test_large_mean_small_spread_keeps_its_digits():
     """E[x²] − E[x]² in float32 would give 0 or nonsense here."""
     values = torch.tensor([[1000.0, 1000.25, 1000.5]])
     z = group_z_scores(values, torch.ones(1, 3, dtype=torch.bool), torch.zeros(3, dtype=torch.int64))
-    torch.testing.assert_close(z, torch.tensor([[-1.5**0.5, 0.0, 1.5**0.5]], dtype=torch.float64))
+    torch.testing.assert_close(z, torch.tensor([[-(1.5**0.5), 0.0, 1.5**0.5]], dtype=torch.float64))

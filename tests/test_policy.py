@@ -123,7 +123,9 @@ def test_text_is_that_of_the_pipeline_and_encoded_once(policy, monkeypatch):
     calls = []
     original = policy.pipeline.encode_prompt
     monkeypatch.setattr(
-        policy.pipeline, "encode_prompt", lambda text, *a, **k: (calls.append(text), original(text, *a, **k))[1]
+        policy.pipeline,
+        "encode_prompt",
+        lambda text, *a, **k: (calls.append(text), original(text, *a, **k))[1],
     )
     text = policy.text([*TEXTS, TEXTS[0]])
     policy.text(TEXTS)

@@ -37,7 +37,11 @@ def test_groups_are_whole_and_never_share_an_id():
 
 
 def test_equal_texts_are_two_groups():
-    same = [Prompt(text="Straße", metadata={}), Prompt(text="STRASSE", metadata={}), Prompt(text="Straße", metadata={})]
+    same = [
+        Prompt(text="Straße", metadata={}),
+        Prompt(text="STRASSE", metadata={}),
+        Prompt(text="Straße", metadata={}),
+    ]
     batch = grouped_batch(same, iteration=0, num_groups=3, group_size=2, seed=0)
     assert len(batch.group_B.unique()) == 3
 
@@ -46,7 +50,8 @@ def test_equal_texts_are_two_groups():
 def test_processes_share_the_iteration_that_one_would_have(world_size):
     whole = grouped_batch(PROMPTS, iteration=5, **GEOMETRY)
     parts = [
-        grouped_batch(PROMPTS, iteration=5, rank=r, world_size=world_size, **GEOMETRY) for r in range(world_size)
+        grouped_batch(PROMPTS, iteration=5, rank=r, world_size=world_size, **GEOMETRY)
+        for r in range(world_size)
     ]
     assert torch.equal(torch.cat([part.sample_B for part in parts]), whole.sample_B)
     assert torch.equal(torch.cat([part.group_B for part in parts]), whole.group_B)
@@ -56,7 +61,8 @@ def test_processes_share_the_iteration_that_one_would_have(world_size):
 @pytest.mark.parametrize(("count", "world_size"), [(7, 1), (7, 2), (7, 3), (2, 3)])
 def test_evaluation_sees_each_prompt_once_in_equally_many_batches(count, world_size):
     loaders = [
-        EvaluationPrompts(PROMPTS[:count], batch_size=2, rank=r, world_size=world_size) for r in range(world_size)
+        EvaluationPrompts(PROMPTS[:count], batch_size=2, rank=r, world_size=world_size)
+        for r in range(world_size)
     ]
     assert len({len(list(loader)) for loader in loaders}) == 1
     seen = [int(i) for loader in loaders for batch in loader for i in batch.sample_B]
@@ -81,7 +87,11 @@ def test_json_lines_keep_their_metadata(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "match"),
-    [('{"prompt": "a"}\nno json', "line 2"), ('{"text": "a"}', "line 1.*'prompt'"), ("\n", "holds no prompt")],
+    [
+        ('{"prompt": "a"}\nno json', "line 2"),
+        ('{"text": "a"}', "line 1.*'prompt'"),
+        ("\n", "holds no prompt"),
+    ],
 )
 def test_unreadable_lines_are_named(tmp_path, content, match):
     path = tmp_path / "prompts.jsonl"
@@ -99,6 +109,7 @@ def test_a_missing_file_is_named_at_once(source):
 def test_scene_grammar_repeats_itself_and_keeps_the_halves_apart():
     train, held_out = SceneGrammar(count=300), SceneGrammar(count=300, held_out=True)
     assert train.prompts() == train.prompts()
+
     def without_background(source):
         return {p.text.split(" on a ")[0] for p in source.prompts()}
 
@@ -107,7 +118,11 @@ def test_scene_grammar_repeats_itself_and_keeps_the_halves_apart():
 
 def test_position_goes_into_the_state_when_a_batch_is_used():
     data = PromptData(
-        train=SceneGrammar(count=9), evaluation=SceneGrammar(count=4), num_groups=2, group_size=2, iterations_per_epoch=3
+        train=SceneGrammar(count=9),
+        evaluation=SceneGrammar(count=4),
+        num_groups=2,
+        group_size=2,
+        iterations_per_epoch=3,
     )
     batches = list(data.train_dataloader())
     assert [batch.iteration for batch in batches] == [0, 1, 2]

@@ -158,7 +158,7 @@ FAULTS = {
 def test_a_failure_ends_the_run_and_names_the_reward(pictures, fault):
     suite = RewardSuite(rewards={"good": Faulty([0.1] * 6), "bad": Faulty(FAULTS[fault])})
     suite.setup(torch.device("cpu"))
-    with pytest.raises(RewardFailure, match="rewards.rewards.bad"):
+    with pytest.raises(RewardFailure, match=r"rewards.rewards.bad"):
         suite.score(*pictures)
 
 
@@ -168,9 +168,7 @@ def test_a_failure_ends_the_run_and_names_the_reward(pictures, fault):
      ("not finite", (1, 4)), ("out of range", (2,))],
 )  # fmt: skip
 def test_a_masked_failure_is_never_a_number(pictures, fault, failed):
-    suite = RewardSuite(
-        rewards={"good": Faulty([0.0] * 6), "bad": Faulty(FAULTS[fault])}, on_failure="mask"
-    )
+    suite = RewardSuite(rewards={"good": Faulty([0.0] * 6), "bad": Faulty(FAULTS[fault])}, on_failure="mask")
     suite.setup(torch.device("cpu"))
     scores = suite.score(*pictures)
     assert scores.valid_RB[0].all()
@@ -207,7 +205,7 @@ def test_wrong_budgets_name_their_key(budgets, match):
 
 
 def test_a_suite_without_rewards_is_refused_but_judges_may_be_none():
-    with pytest.raises(ValueError, match="rewards.rewards"):
+    with pytest.raises(ValueError, match=r"rewards.rewards"):
         RewardSuite(rewards={})
     assert JudgeSuite().names == ()
 
@@ -215,7 +213,9 @@ def test_a_suite_without_rewards_is_refused_but_judges_may_be_none():
 def test_missing_metadata_names_reward_key_and_prompt():
     suite = RewardSuite(rewards={"composition": Composition()})
     prompts = prompt_batch(["fine", "bare"], metadata=[{"include": []}, {}]).prompts
-    with pytest.raises(ValueError, match=r"'composition' needs the metadata 'include'.*prompt 1 of data\.train.*bare"):
+    with pytest.raises(
+        ValueError, match=r"'composition' needs the metadata 'include'.*prompt 1 of data\.train.*bare"
+    ):
         suite.check_prompts(prompts, origin="data.train")
 
 

@@ -2,7 +2,16 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from recast_pl.scenes import ObjectGroup, Scene, all_scenes, background_of, clauses, detect, draw, sample_scene
+from recast_pl.scenes import (
+    ObjectGroup,
+    Scene,
+    all_scenes,
+    background_of,
+    clauses,
+    detect,
+    draw,
+    sample_scene,
+)
 from recast_pl.scenes.draw import place
 
 
@@ -87,8 +96,12 @@ def test_clauses_by_hand():
 
 def test_relations_exclude_each_other():
     image = canvas(((5, 30, 12), RED), ((40, 33, 12), BLUE))
+
     def position(relation):
-        include = [{"class": "square", "color": "red", "position": [relation, 1]}, {"class": "square", "color": "blue"}]
+        include = [
+            {"class": "square", "color": "red", "position": [relation, 1]},
+            {"class": "square", "color": "blue"},
+        ]
         return clauses(image, {"include": include})["position"]
 
     assert {r: position(r) for r in ("above", "below", "left of", "right of")} == {

@@ -62,9 +62,7 @@ def build(
     seconds: dict[str, float] = {}
     parts: dict[str, Any] = {}
     if {"vae", "assemble"} & set(stages):
-        parts["vae"], seconds["vae"] = vae.train(
-            work, steps=recipe.vae_steps, seed=recipe.seed, device=target
-        )
+        parts["vae"], seconds["vae"] = vae.train(work, steps=recipe.vae_steps, seed=recipe.seed, device=target)
     if {"denoiser", "assemble"} & set(stages):
         parts["denoiser"], parts["encoders"], seconds["denoiser"] = denoiser.train(
             work,

@@ -45,7 +45,7 @@ class SampleGrid(pl.Callback):
         assert isinstance(pl_module, ReCASTModule)
         if batch_idx or outputs is None or not trainer.is_global_zero:
             return
-        shown = (outputs["rollout"], outputs["scores"])
+        shown = (outputs.rollout, outputs.scores)
         if self._first is None:
             self._first = shown
         self._last = shown

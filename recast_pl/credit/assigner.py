@@ -4,12 +4,11 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from jsonargparse import lazy_instance
 
 from recast_pl.credit.base import CreditStrategy, Uniform
 from recast_pl.credit.plots import weights_figure
-from recast_pl.module import ReCASTModule
 from recast_pl.figures import log_figure
+from recast_pl.module import ReCASTModule
 from recast_pl.types import Weights
 
 
@@ -18,15 +17,13 @@ class CreditAssigner(pl.Callback):
 
     Args:
         every_n_steps: iterations between recomputations; the first is before the first iteration.
-        strategy: turns budgets and noise levels into W.
+        strategy: turns budgets and noise levels into W; None: Uniform.
     """
 
-    def __init__(
-        self, *, every_n_steps: int = 20, strategy: CreditStrategy = lazy_instance(Uniform)
-    ) -> None:
+    def __init__(self, *, every_n_steps: int = 20, strategy: CreditStrategy | None = None) -> None:
         if every_n_steps < 1:
             raise ValueError(f"credit.every_n_steps: expected 1 or more, got {every_n_steps}")
-        self.every_n_steps, self.strategy = every_n_steps, strategy
+        self.every_n_steps, self.strategy = every_n_steps, strategy or Uniform()
         self._restored: dict[str, Any] | None = None
 
     def on_train_batch_start(

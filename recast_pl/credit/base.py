@@ -8,7 +8,6 @@ released code are stored the other way round.)
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from recast_pl.types import Weights

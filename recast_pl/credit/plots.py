@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from recast_pl.types import Weights
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -18,14 +19,16 @@ def weights_figure(weights: Weights) -> "Figure":
     W_RK = (weights.values_RK / weights.values_RK.shape[1]).numpy()
     rewards, steps = W_RK.shape
     figure = Figure(figsize=(2.6 + 0.62 * steps, 1.9 + 0.5 * rewards), layout="constrained")
-    axes = figure.subplot_mosaic(
+    axes: dict[str, Axes] = figure.subplot_mosaic(
         [["columns", "."], ["table", "rows"]],
         width_ratios=[max(steps, 4), 2.2],
         height_ratios=[1, max(rewards, 2)],
     )
     table, columns, rows = axes["table"], axes["columns"], axes["rows"]
 
-    image = table.imshow(W_RK * steps, cmap="viridis", vmin=0, vmax=max(1e-12, (W_RK * steps).max()), aspect="auto")
+    image = table.imshow(
+        W_RK * steps, cmap="viridis", vmin=0, vmax=max(1e-12, (W_RK * steps).max()), aspect="auto"
+    )
     threshold = (W_RK * steps).max() / 2
     for r in range(rewards):
         for k in range(steps):

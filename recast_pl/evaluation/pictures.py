@@ -37,7 +37,7 @@ class PictureWriter(BasePredictionWriter):
             return
         folder = Path(self.folder or Path(trainer.log_dir or ".") / "pictures")
         folder.mkdir(parents=True, exist_ok=True)
-        rollout, scores = prediction["rollout"], prediction["scores"]
+        rollout, scores = prediction.rollout, prediction.scores
         suffix = "" if trainer.world_size == 1 else f"-{trainer.global_rank}"
         first = batch_idx == 0
         with (folder / f"pictures{suffix}.jsonl").open("w" if first else "a", encoding="utf-8") as lines:
@@ -59,3 +59,4 @@ class PictureWriter(BasePredictionWriter):
                     "metadata": dict(prompt.metadata),
                 }
                 lines.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        prediction.release()

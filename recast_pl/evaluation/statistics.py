@@ -28,9 +28,7 @@ class ScoreStatistics(Metric):
 
     def compute(self) -> dict[str, float]:
         """`<name>`, `<name>/spread` (population) and `<name>/masked` of each reward."""
-        values_NR = (
-            torch.cat(list(self.values)) if isinstance(self.values, list) else self.values
-        ).double()
+        values_NR = (torch.cat(list(self.values)) if isinstance(self.values, list) else self.values).double()
         result = {}
         for column, name in enumerate(self.names):
             valid = values_NR[:, column].isfinite()

@@ -119,9 +119,7 @@ class DiffusionNFT(Objective):
 
     def loss(self, velocities: Velocities, samples: NoisedSamples) -> Loss:
         """See `diffusion_nft_terms`; the mean over pairs, plus the weighted reference penalty."""
-        terms = diffusion_nft_terms(
-            velocities, samples, beta=self.beta, advantage_clip=self.advantage_clip
-        )
+        terms = diffusion_nft_terms(velocities, samples, beta=self.beta, advantage_clip=self.advantage_clip)
         policy, reference = terms.policy_N.mean(), terms.reference_N.mean()
         total = policy + self.reference_coefficient * reference
         parts = {

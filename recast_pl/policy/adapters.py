@@ -101,7 +101,8 @@ class AdapterPair:
         differences = torch._foreach_sub(
             [trained.data for trained in self.trained], [old.data for old in self.old]
         )
-        return torch.stack(torch._foreach_norm(differences)).norm()
+        distance: Tensor = torch.stack(torch._foreach_norm(differences)).norm()
+        return distance
 
     def state(self) -> dict[str, Tensor]:
         """Copies of both adapters' tensors by parameter name."""

@@ -142,16 +142,15 @@ class SD3Policy(Policy):
     @property
     def device(self) -> torch.device:
         """Where the denoiser is."""
-        return next(self.denoiser.parameters()).device
+        device: torch.device = next(self.denoiser.parameters()).device
+        return device
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:
         """C, H, W of one latent."""
         config = self.pipeline.transformer.config
         side = (
-            config.sample_size
-            if self.resolution is None
-            else self.resolution // self.pipeline.vae_scale_factor
+            config.sample_size if self.resolution is None else self.resolution // self.pipeline.vae_scale_factor
         )
         return (config.in_channels, side, side)
 

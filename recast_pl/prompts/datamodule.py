@@ -58,13 +58,12 @@ class PromptData(pl.LightningDataModule):
         return self._prompts[part]
 
     def train_dataloader(self) -> DataLoader[PromptBatch]:
-        """What is left of the current epoch, in this process's share."""
+        """Groups of the training prompts, in this process's share of each iteration."""
         rank, world_size = self._place()
-        done = self.position % self.iterations_per_epoch
         dataset = GroupedPrompts(
             self.prompts("train"),
-            position=self.position,
-            iterations=self.iterations_per_epoch - done,
+            position=lambda: self.position,
+            iterations_per_epoch=self.iterations_per_epoch,
             num_groups=self.num_groups,
             group_size=self.group_size,
             seed=self.seed,
@@ -92,9 +91,7 @@ class PromptData(pl.LightningDataModule):
             self.position = batch.iteration + 1
         return batch
 
-    def transfer_batch_to_device(
-        self, batch: PromptBatch, device: Any, dataloader_idx: int
-    ) -> PromptBatch:
+    def transfer_batch_to_device(self, batch: PromptBatch, device: Any, dataloader_idx: int) -> PromptBatch:
         """Prompts stay where they are: the keys of noise are read on the CPU."""
         return batch
 

@@ -1,6 +1,6 @@
 """Which prompts an iteration draws: whole groups of k, without repetition within an epoch of the source."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch.utils.data import IterableDataset
@@ -39,8 +39,7 @@ def grouped_batch(
     sample_B = torch.arange(first, last)
     group_B = iteration * num_groups + sample_B // group_size
     chosen = {
-        int(group): prompts[prompt_at(int(group), total=len(prompts), seed=seed)]
-        for group in group_B.unique()
+        int(group): prompts[prompt_at(int(group), total=len(prompts), seed=seed)] for group in group_B.unique()
     }
     return PromptBatch(
         iteration=iteration,
@@ -51,29 +50,36 @@ def grouped_batch(
 
 
 class GroupedPrompts(IterableDataset[PromptBatch]):
-    """The training batches of one epoch, starting at `position` iterations into the run."""
+    """The training batches of an epoch: those from `position()`, iterations begun so far, to the epoch's end.
+
+    Asked anew at each pass, so that one loader serves all epochs, and a run resumed in the middle of an epoch
+    goes on with the rest of it.
+    """
 
     def __init__(
         self,
         prompts: Sequence[Prompt],
         *,
-        position: int,
-        iterations: int,
+        position: Callable[[], int],
+        iterations_per_epoch: int,
         num_groups: int,
         group_size: int,
         seed: int,
         rank: int,
         world_size: int,
     ) -> None:
-        self.prompts, self.position, self.iterations = prompts, position, iterations
+        self.prompts, self.position = prompts, position
+        self.iterations_per_epoch = iterations_per_epoch
         self.geometry = {"num_groups": num_groups, "group_size": group_size, "seed": seed}
         self.place = {"rank": rank, "world_size": world_size}
 
     def __len__(self) -> int:
-        return self.iterations
+        return self.iterations_per_epoch
 
     def __iter__(self) -> Iterator[PromptBatch]:
-        for iteration in range(self.position, self.position + self.iterations):
+        first = self.position()
+        rest = self.iterations_per_epoch - first % self.iterations_per_epoch
+        for iteration in range(first, first + rest):
             yield grouped_batch(self.prompts, iteration=iteration, **self.geometry, **self.place)
 
 

@@ -60,6 +60,6 @@ class CLIPScore(Reward):
 
 
 def _features(output: Any) -> Tensor:
-    """transformers 5 returns an output object where transformers 4 returned the tensor."""
+    """Transformers 5 returns an output object where transformers 4 returned the tensor."""
     features: Tensor = output if isinstance(output, Tensor) else output.pooler_output
     return features

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from recast_pl.policy.base import Policy
 from recast_pl.noise import Purpose, keyed_normal
+from recast_pl.policy.base import Policy
 from recast_pl.rollout.solvers import euler
 from recast_pl.types import PromptBatch, TextEmbeddings
 

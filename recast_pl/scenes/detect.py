@@ -51,7 +51,7 @@ def detect(image: Array) -> list[Detection]:
         if mask.sum() < MIN_AREA:
             continue
         strong = max(MIN_SATURATION, 0.5 * float(np.quantile(saturation[mask], 0.9)))
-        components, count = ndimage.label(mask & (saturation > strong))
+        components, _ = ndimage.label(mask & (saturation > strong))
         for number, box in enumerate(ndimage.find_objects(components), start=1):
             part = components[box] == number
             area = int(part.sum())
@@ -116,7 +116,7 @@ def clauses(image: Array, metadata: dict[str, Any]) -> dict[str, float]:
 
 
 def _shared(wanted: Sequence[str], found: Sequence[str | None]) -> float:
-    return (Counter(wanted) & Counter(found)).total() / max(len(wanted), len(found))
+    return (Counter(wanted) & Counter(filter(None, found))).total() / max(len(wanted), len(found))
 
 
 def _position(found: list[Detection], entry: dict[str, Any], relation: str, other: dict[str, Any]) -> float:

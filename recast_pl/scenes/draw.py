@@ -16,11 +16,11 @@ BAR = 0.36  # half-width of a cross's bars, in radii
 def inside(shape: str, u: Array, v: Array) -> Array:
     """Signed distance to the unit shape (negative inside) at (u, v), v downwards, in units of its radius."""
     if shape == "circle":
-        return np.hypot(u, v) - 1
+        return np.asarray(np.hypot(u, v) - 1)
     if shape == "square":
         return np.maximum(abs(u), abs(v)) - 1
     if shape == "triangle":  # apex up; |u| <= (v + 1) / 2
-        return np.maximum((abs(u) - (v + 1) / 2) / np.hypot(1, 0.5), v - 1)
+        return np.asarray(np.maximum((abs(u) - (v + 1) / 2) / np.hypot(1, 0.5), v - 1))
     if shape == "cross":
         upright = np.maximum(abs(u) - BAR, abs(v) - 1)
         return np.minimum(upright, np.maximum(abs(v) - BAR, abs(u) - 1))

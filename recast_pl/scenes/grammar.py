@@ -92,9 +92,7 @@ def all_scenes() -> Iterator[Scene]:
     kinds = list(itertools.product(SHAPES, COLOURS))
     for background in BACKGROUNDS:
         for count, (shape, colour) in itertools.product(COUNT_WORDS, kinds):
-            yield Scene(
-                groups=(ObjectGroup(shape=shape, colour=colour, count=count),), background=background
-            )
+            yield Scene(groups=(ObjectGroup(shape=shape, colour=colour, count=count),), background=background)
         for relation, (shape, colour), (other_shape, other_colour) in itertools.product(
             RELATIONS, kinds, kinds
         ):

@@ -44,9 +44,7 @@ def build(tokenizer: CLIPTokenizer, shape: Architecture) -> CLIPModel:
         patch_size=shape.patch,
         hidden_act=shape.activation,
     )
-    return CLIPModel(
-        CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=64)
-    )
+    return CLIPModel(CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=64))
 
 
 def embeddings(model: CLIPModel, pictures: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,9 +72,7 @@ def train(
         set_learning_rate(optimiser, warm_up_then_decay(step, steps=steps, warm_up=200, peak=1e-3))
         pictures, shown = drawn_scenes(BATCH, seed=seed, first=step * BATCH, held_out=step % 2 == 1)
         captions = [scene.caption for scene in shown]
-        image, text = embeddings(
-            model, as_float(pictures).to(device), tokenize(tokenizer, captions).to(device)
-        )
+        image, text = embeddings(model, as_float(pictures).to(device), tokenize(tokenizer, captions).to(device))
         logits = model.logit_scale.exp() * image @ text.T
         same = torch.tensor([[a == b for b in captions] for a in captions], device=device).float()
         target = same / same.sum(1, keepdim=True)  # equal captions are equally right

@@ -37,9 +37,7 @@ def build() -> SD3Transformer2DModel:
     )
 
 
-def encoded_scenes(
-    code: PatchCode, *, count: int, seed: int, folder: Path
-) -> tuple[Tensor, list[str]]:
+def encoded_scenes(code: PatchCode, *, count: int, seed: int, folder: Path) -> tuple[Tensor, list[str]]:
     """Latents [count, 8, 16, 16] (float16) and captions; kept in `folder`."""
     path = folder / f"latents-{seed}-{count}.pt"
     if path.exists():
@@ -66,9 +64,7 @@ def train(
     compiled: bool = False,
 ) -> tuple[SD3Transformer2DModel, nn.ModuleList, float]:
     """Trains denoiser and text encoders; returns their averaged weights and the seconds it took."""
-    latents, captions = encoded_scenes(
-        fit_code(seed=seed), count=scenes, seed=seed + 2, folder=folder
-    )
+    latents, captions = encoded_scenes(fit_code(seed=seed), count=scenes, seed=seed + 2, folder=folder)
     ids = tokenize(tokenizer, captions)
     empty = tokenize(tokenizer, [""])
     torch.manual_seed(seed)

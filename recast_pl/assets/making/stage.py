@@ -51,9 +51,7 @@ class Stage:
         began = saved = time.monotonic()
         spent = self.seconds
         smooth: dict[str, float] = {}
-        bar = tqdm(
-            range(start, self.steps), initial=start, total=self.steps, desc=self.name, mininterval=10
-        )
+        bar = tqdm(range(start, self.steps), initial=start, total=self.steps, desc=self.name, mininterval=10)
         for step in bar:
             for key, value in update(step).items():
                 smooth[key] = 0.98 * smooth.get(key, value) + 0.02 * value

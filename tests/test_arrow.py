@@ -1,0 +1,55 @@
+"""prompts → rollout → rewards → advantages → credit → objective: nobody imports what comes after it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "recast_pl"
+
+MAY_IMPORT = {
+    "types": set(),
+    "noise": set(),
+    "clock": set(),
+    "old_policy": set(),
+    "figures": set(),
+    "scenes": set(),
+    "prompts": {"types", "noise", "scenes"},
+    "policy": {"types", "assets"},
+    "rollout": {"types", "noise", "policy"},
+    "rewards": {"types", "assets", "scenes"},
+    "advantages": {"types"},
+    "objectives": {"types", "rollout"},
+    "update": {"types", "noise"},
+    "credit": {"types", "figures", "module"},  # the callback sets the module's W
+    "evaluation": {"types", "rewards"},
+}
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("recast_pl."):
+            yield node.module.split(".")[1]
+
+
+def files(stage):
+    folder = PACKAGE / stage
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [PACKAGE / f"{stage}.py"]
+
+
+@pytest.mark.parametrize("stage", MAY_IMPORT)
+def test_a_stage_knows_nothing_of_what_comes_after(stage):
+    for path in files(stage):
+        foreign = set(imported(path)) - MAY_IMPORT[stage] - {stage}
+        assert not foreign, f"{path.relative_to(PACKAGE)} imports {sorted(foreign)}"
+
+
+def test_the_pure_parts_of_credit_do_not_know_the_module():
+    for path in files("credit"):
+        if path.name not in ("assigner.py", "__init__.py"):
+            assert "module" not in set(imported(path)), path.name
+
+
+def test_files_stay_short_enough_to_read():
+    for path in PACKAGE.rglob("*.py"):
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
