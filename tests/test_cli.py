@@ -172,8 +172,9 @@ def test_predict_writes_pictures_with_their_own_scores(overlay, tmp_path):
         assert line["prompt"] == prompt.text
         pixels = torch.tensor(list(Image.open(tmp_path / "out" / line["file"]).getdata())).float() / 255
         again = suite.score(pixels.view(1, 16, 16, 3).permute(0, 3, 1, 2), [prompt])
-        assert line["scores"]["jpeg"] == pytest.approx(again.values_RB[3].item())
-        assert line["scores"]["clipscore"] == pytest.approx(again.values_RB[0].item(), abs=1e-3)
+        expected = dict(zip(again.names, again.values_RB[:, 0].tolist(), strict=True))
+        assert line["scores"]["jpeg"] == pytest.approx(expected["jpeg"])
+        assert line["scores"]["clipscore"] == pytest.approx(expected["clipscore"], abs=1e-3)
 
 
 @pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
@@ -201,8 +202,9 @@ def test_the_printed_configuration_runs_the_same(overlay, capsys, tmp_path):
 
 def test_short_class_names(overlay, capsys):
     with pytest.raises(SystemExit) as exit_:
-        main(["fit", "--config", QUICKSTART, "--config", overlay, "--credit.strategy", "Uniform",
-              "--model.objective", "DiffusionNFT", "--model.advantages", "WeightedSum", "--print_config"])  # fmt: skip
+        main(["fit", "--config", QUICKSTART, "--config", overlay, "--print_config",
+              "--credit.strategy", "Uniform", "--model.objective", "DiffusionNFT",
+              "--model.advantages", "WeightedSum"])  # fmt: skip
     assert exit_.value.code == 0
     assert "recast_pl.advantages.WeightedSum" in capsys.readouterr().out
 

@@ -48,7 +48,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def build(
-    recipe: Recipe, *, output: Path, work: Path, device: str, stages: list[str], compiled: bool = False
+    recipe: Recipe,
+    *,
+    output: Path,
+    work: Path,
+    device: str,
+    stages: list[str],
+    compiled: bool = False,
+    pictures: int = 1024,
 ) -> None:
     """See the module."""
     import torch
@@ -79,7 +86,9 @@ def build(
                 work, name=name, tokenizer=tokenizer, steps=recipe.clip_steps, seed=seed, device=target
             )
     if "assemble" in stages:
-        measured = assemble(parts, tokenizer=tokenizer, output=output, recipe=recipe, seconds=seconds)
+        measured = assemble(
+            parts, tokenizer=tokenizer, output=output, recipe=recipe, seconds=seconds, pictures=pictures
+        )
         print(json.dumps(measured, indent=2))
 
 

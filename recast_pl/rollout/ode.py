@@ -1,6 +1,7 @@
 """Deterministic rollouts along the probability-flow ODE."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ class RolloutSampler(ABC):
         ).to(text.pooled_BD.device)
         chunks = range(0, len(batch), self.micro_batch_size)
         done = []
-        bar = tqdm(
+        bar: tqdm[Any] = tqdm(
             total=len(chunks) * self.num_steps,
             desc="rollout",
             leave=False,
@@ -82,7 +83,7 @@ class RolloutSampler(ABC):
         noise_BCHW: Tensor,
         levels: Tensor,
         text: TextEmbeddings,
-        bar: "tqdm[None]",
+        bar: "tqdm[Any]",
     ) -> Tensor:
         """Brings noise to clean latents, moving the bar by one for each step."""
 
@@ -96,12 +97,16 @@ class ODERollout(RolloutSampler):
         noise_BCHW: Tensor,
         levels: Tensor,
         text: TextEmbeddings,
-        bar: "tqdm[None]",
+        bar: "tqdm[Any]",
     ) -> Tensor:
         """See `solvers.euler`."""
         return euler(
             lambda x, t: self.velocity(policy, x, t, text),
             noise_BCHW,
             levels,
-            on_step=lambda step: bar.update() and None,
+            on_step=lambda step: _advance(bar),
         )
+
+
+def _advance(bar: "tqdm[Any]") -> None:
+    bar.update()

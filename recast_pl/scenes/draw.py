@@ -18,12 +18,12 @@ def inside(shape: str, u: Array, v: Array) -> Array:
     if shape == "circle":
         return np.asarray(np.hypot(u, v) - 1)
     if shape == "square":
-        return np.maximum(abs(u), abs(v)) - 1
+        return np.asarray(np.maximum(abs(u), abs(v)) - 1)
     if shape == "triangle":  # apex up; |u| <= (v + 1) / 2
         return np.asarray(np.maximum((abs(u) - (v + 1) / 2) / np.hypot(1, 0.5), v - 1))
     if shape == "cross":
         upright = np.maximum(abs(u) - BAR, abs(v) - 1)
-        return np.minimum(upright, np.maximum(abs(v) - BAR, abs(u) - 1))
+        return np.asarray(np.minimum(upright, np.maximum(abs(v) - BAR, abs(u) - 1)))
     raise ValueError(f"unknown shape {shape!r}: expected circle, square, triangle or cross")
 
 

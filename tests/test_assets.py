@@ -1,0 +1,111 @@
+"""The models that ship inside the package, and the stages that make them."""
+
+import os
+
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+
+from recast_pl.assets import EMBEDDED, resolve
+from recast_pl.assets.make import Recipe, build
+from recast_pl.assets.making.stage import Average, Stage
+from recast_pl.assets.making.text import build_tokenizer, tokenize
+from recast_pl.assets.making.vae import PatchCode, fit_code
+from recast_pl.scenes import all_scenes
+
+
+def test_everything_shipped_stays_under_16_megabytes():
+    folder = EMBEDDED["tiny"].parent
+    size = sum(os.path.getsize(path) for path in folder.rglob("*") if path.is_file())
+    assert 1e6 < size < 16e6
+
+
+def test_the_shipped_pipeline_is_a_plain_diffusers_one():
+    pipeline = StableDiffusion3Pipeline.from_pretrained(
+        EMBEDDED["tiny"], text_encoder_3=None, tokenizer_3=None, dtype=torch.float32
+    )
+    parameters = sum(p.numel() for p in pipeline.transformer.parameters())
+    assert 1e6 < parameters < 4e6
+    pictures = pipeline(
+        "a red circle on a white background",
+        num_inference_steps=4,
+        max_sequence_length=1,
+        guidance_scale=1.0,
+        num_images_per_prompt=8,
+        generator=torch.Generator().manual_seed(0),
+        output_type="pt",
+    ).images
+    assert pictures.shape == (8, 3, 64, 64)
+    assert pictures[:, :, :2].mean() > 0.75  # white
+
+
+def test_every_caption_word_is_one_token():
+    tokenizer = build_tokenizer()
+    for scene in list(all_scenes())[::97]:
+        assert len(tokenizer(scene.caption).input_ids) == len(scene.caption.split()) + 2
+    assert tokenize(tokenizer, ["x" * 400]).shape == (1, 16)
+    unknown = tokenizer("Zebra 🎉 ß").input_ids[1:-1]
+    assert tokenizer.eos_token_id not in unknown  # the end would cut the pooled embedding short
+
+
+def test_the_patch_code_is_the_principal_components():
+    code = fit_code(seed=1, count=40)
+    from recast_pl.assets.making.data import as_float, drawn_scenes
+
+    pictures = as_float(drawn_scenes(40, seed=1)[0])
+    latents = code.encode(pictures)
+    assert latents.shape == (40, 8, 16, 16)
+    flat = latents.movedim(1, 0).flatten(1)
+    covariance = torch.cov(flat)
+    assert covariance.diag().mean().item() == pytest.approx(1, rel=1e-3)
+    off_diagonal = covariance - torch.diag(covariance.diag())
+    assert off_diagonal.abs().max() < 1e-3
+    assert isinstance(code, PatchCode)
+
+
+def test_a_stage_goes_on_where_it_was(tmp_path):
+    def stage(steps):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        optimiser = torch.optim.Adam(model.parameters(), lr=0.1)
+        average = Average(model, decay=0.9)
+        modules = {"model": model, "optimiser": optimiser, "average": average}
+        made = Stage(name="toy", folder=tmp_path, steps=steps, modules=modules)
+
+        def update(step):
+            x = torch.randn(8, 2, generator=torch.Generator().manual_seed(step))
+            loss = (model(x) - 1).square().mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            average.update(model, step=step)
+            return {"loss": loss.item()}
+
+        made.run(update)
+        assert made.done
+        return model, average
+
+    stage(5)
+    resumed, resumed_average = stage(9)
+    (tmp_path / "toy.pt").unlink()
+    whole, whole_average = stage(9)
+    assert torch.equal(resumed.weight, whole.weight)
+    assert torch.equal(resumed_average.values[0], whole_average.values[0])
+    assert not torch.equal(whole.weight, whole_average.values[0])
+
+
+@pytest.mark.parametrize("source", ["recast_pl://tiny", "recast_pl://clip", "owner/name"])
+def test_sources_that_may_exist_pass(source):
+    assert resolve(source, key="k")
+
+
+@pytest.mark.slow
+def test_the_maker_runs_end_to_end_in_miniature(tmp_path):
+    recipe = Recipe(vae_steps=2, denoiser_steps=2, clip_steps=2, scenes=96)
+    stages = ["vae", "denoiser", "clip", "judge", "assemble"]
+    build(recipe, output=tmp_path / "out", work=tmp_path / "work", device="cpu", stages=stages, pictures=64)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "held-out captions" in card
+    StableDiffusion3Pipeline.from_pretrained(
+        tmp_path / "out" / "pipeline", text_encoder_3=None, tokenizer_3=None
+    )
