@@ -10,7 +10,7 @@ STAGES = ("text", "rollout", "decode", "rewards", "advantages", "credit", "updat
 
 
 class StageClock:
-    """Adds up wall time by stage; a GPU is waited for, so that each stage pays for its own work."""
+    """Adds up wall time by stage; a GPU is waited for, so that a stage pays for its own work."""
 
     def __init__(self) -> None:
         self._seconds = dict.fromkeys(STAGES, 0.0)

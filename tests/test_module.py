@@ -207,21 +207,10 @@ def test_log_keys_are_the_same_in_every_iteration_and_say_what_happened():
     train({"near": Near(0.5)}, epochs=1, callbacks=[record])
     assert len(set(record.keys)) == 1
     promised = [
-        "train/near",
-        "train_spread/near",
-        "train_masked/near",
-        "advantages/spread",
-        "loss/total",
-        "loss/policy",
-        "loss/grad_norm",
-        "loss/distance_to_old",
-        "loss/distance_to_reference",
-        "old_policy/distance",
-        "old_policy/decay",
-        "time/rollout",
-        "time/rewards",
-        "time/update",
-        "time/images_per_second",
+        *("train/near", "train_spread/near", "train_masked/near", "advantages/spread"),
+        *("loss/total", "loss/policy", "loss/grad_norm"),
+        *("loss/distance_to_old", "loss/distance_to_reference", "old_policy/distance", "old_policy/decay"),
+        *("time/rollout", "time/rewards", "time/update", "time/images_per_second"),
     ]
     for key in promised:
         assert key in record.keys[0]

@@ -37,6 +37,7 @@ class Uniform(CreditStrategy):
     def table(self, budgets_R: Tensor, levels: Tensor) -> Tensor:
         """See the class.
 
+        >>> import torch
         >>> Uniform().table(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 0.5, 0.0])).tolist()
         [[0.375, 0.375], [0.125, 0.125]]
         """
