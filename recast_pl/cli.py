@@ -6,6 +6,7 @@ that this file imports, by their bare name.
 
 import logging
 import os
+import sys
 import warnings
 
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -62,6 +63,8 @@ def quieten() -> None:
     )
     # "… requires torchvision (not installed); falling back to …": the PIL processors are the ones we ask for
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if "transformers" in sys.modules and os.environ["TRANSFORMERS_VERBOSITY"] == "error":
+        sys.modules["transformers"].utils.logging.set_verbosity_error()
 
 
 def main(arguments: list[str] | None = None) -> ReCASTCLI:

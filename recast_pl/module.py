@@ -5,6 +5,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -242,6 +243,7 @@ class ReCASTModule(pl.LightningModule):
         """Logs mean, spread and failures of each reward; before the first iteration too."""
         values = {f"val/{key}": value for key, value in self.statistics.compute().items()}
         self.evaluations.append((self.iteration, values))
+        self.clock.take()  # an evaluation is no part of the next iteration's time
         for logger in self.loggers:  # by iteration; Lightning's own step lags behind by one, or is not there
             logger.log_metrics(values, step=self.iteration)
         self.log_dict(values, logger=False)
@@ -268,6 +270,11 @@ class ReCASTModule(pl.LightningModule):
                     f"{processes} processes; take a multiple of {processes}, such as "
                     f"{samples + processes - samples % processes}"
                 )
+        if stage == "fit" and self.rollout.guidance_scale != 1:
+            rank_zero_warn(
+                f"model.rollout.init_args.guidance_scale is {self.rollout.guidance_scale}, but the objective "
+                "trains the unguided velocity; the published recipes roll out at 1.0"
+            )
         suite.setup(self.trainer.strategy.root_device)
 
     def configure_model(self) -> None:

@@ -18,7 +18,6 @@ class Purpose(IntEnum):
     RENOISE = 1  # the noise that brings a clean sample back to level t
     STEPS = 2  # which denoising steps a sample is trained at
     PROMPTS = 3  # the order of prompts
-    EVALUATION = 4  # first latents of pictures that are only looked at
 
 
 def keyed_generator(*key: int) -> torch.Generator:

@@ -86,21 +86,14 @@ def grid_figure(
         axes = part.subplots(rows, columns, squeeze=False).flatten()
         images = rollout.images_B3HW[:count].permute(0, 2, 3, 1).cpu().numpy()
         for place, cell in enumerate(axes):
-            cell.axis("off")
+            cell.set_xticks([])
+            cell.set_yticks([])
+            cell.spines[:].set_visible(False)
             if place < count:
                 cell.imshow(images[place], interpolation="nearest")
                 cell.set_title(fill(rollout.batch.prompts[place].text, 26), fontsize=6.5)
-                cell.text(
-                    0.5,
-                    -0.03,
-                    _caption(scores, place),
-                    transform=cell.transAxes,
-                    ha="center",
-                    va="top",
-                    fontsize=6,
-                    color="#444444",
-                    linespacing=1.1,
-                )
+                # an axis label, unlike a text, is given its room by the layout
+                cell.set_xlabel(_caption(scores, place), fontsize=6, color="#444444", linespacing=1.1)
     return figure
 
 
