@@ -1,10 +1,13 @@
 """The models that ship inside the package, and the stages that make them."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
+from transformers import CLIPTokenizer
 
 from recast_pl.assets import EMBEDDED, resolve
 from recast_pl.assets.make import Recipe, build
@@ -46,6 +49,27 @@ def test_every_caption_word_is_one_token():
     assert tokenize(tokenizer, ["x" * 400]).shape == (1, 16)
     unknown = tokenizer("Zebra 🎉 ß").input_ids[1:-1]
     assert tokenizer.eos_token_id not in unknown  # the end would cut the pooled embedding short
+
+
+def test_two_processes_agree_about_token_ids():
+    """A tokenizer that depends on the hash seed scrambles the words of a model trained in another process."""
+    program = (
+        "from recast_pl.assets.making.text import build_tokenizer;"
+        "print(sorted(build_tokenizer().get_vocab().items()))"
+    )
+    vocabularies = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(vocabularies) == 1
+    shipped = CLIPTokenizer.from_pretrained(EMBEDDED["tiny"] / "tokenizer")
+    assert sorted(shipped.get_vocab().items()) == sorted(build_tokenizer().get_vocab().items())
 
 
 def test_the_patch_code_is_the_principal_components():

@@ -1,46 +1,52 @@
 """Tokenizer and text encoders over the captions' vocabulary, in CLIP's classes and file layout."""
 
 import torch
-from tokenizers import Tokenizer, pre_tokenizers
-from tokenizers.models import BPE
-from tokenizers.trainers import BpeTrainer
+from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
 from recast_pl.scenes import all_scenes
 
 MAX_TOKENS = 16  # the longest caption has 12 words, start and end
-START, END = "<|startoftext|>", "<|endoftext|>"
+START, END, WORD_END = "<|startoftext|>", "<|endoftext|>", "</w>"
 NULL_TOKENS = 1  # zero vectors in the place of the T5 that SD3's pipeline may leave out
 
 
 def build_tokenizer() -> CLIPTokenizer:
-    """Byte-pair encoding in which every caption word is one token; any other text falls into pieces."""
-    trained = Tokenizer(BPE(end_of_word_suffix="</w>", unk_token=END))
-    # CLIPTokenizer's own way to cut words
-    trained.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    trainer = BpeTrainer(
-        vocab_size=4096,
-        special_tokens=[START, END],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        end_of_word_suffix="</w>",
-        show_progress=False,
-    )
-    trained.train_from_iterator((scene.caption for scene in all_scenes()), trainer)
-    vocabulary = dict(sorted(trained.get_vocab().items(), key=lambda item: item[1]))
-    for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):  # so that no text contains an unknown piece
-        vocabulary.setdefault(f"{letter}</w>", len(vocabulary))
-    merges = [tuple(pair) for pair in _merges(trained)]
+    """Byte-pair encoding in which every caption word is one token; any other text falls into pieces.
+
+    The merges are written down rather than trained: a trainer breaks ties by hash order, and then two
+    processes disagree about ids.
+    """
+    words = sorted({word for scene in all_scenes() for word in scene.caption.split()})
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [START, END, *letters, *(letter + WORD_END for letter in letters)]
+    merges: list[tuple[str, str]] = []
+    for word in words:
+        pieces = merged([*word[:-1], word[-1] + WORD_END], merges)
+        while len(pieces) > 1:
+            merges.append((pieces[0], pieces[1]))
+            tokens.append(pieces[0] + pieces[1])
+            pieces = merged(pieces, merges)
+    vocabulary = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
     return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=MAX_TOKENS)
 
 
-def _merges(tokenizer: Tokenizer) -> list[list[str]]:
-    import json
+def merged(pieces: list[str], merges: list[tuple[str, str]]) -> list[str]:
+    """Byte-pair encoding: the merges applied to `pieces` in their order.
 
-    pairs = json.loads(tokenizer.to_str())["model"]["merges"]
-    return [pair.split(" ") if isinstance(pair, str) else pair for pair in pairs]
+    >>> merged(["r", "e", "d</w>"], [("e", "d</w>"), ("r", "ed</w>")])
+    ['red</w>']
+    """
+    for first, second in merges:
+        result: list[str] = []
+        for piece in pieces:
+            if result and (result[-1], piece) == (first, second):
+                result[-1] = first + second
+            else:
+                result.append(piece)
+        pieces = result
+    return pieces
 
 
 def text_config(

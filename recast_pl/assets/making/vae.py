@@ -20,7 +20,7 @@ FACTOR, CHANNELS = 4, 8
 BATCH = 16
 CROP = 32  # pixels; most updates see crops, the last ones whole pictures
 WHOLE_SHARE = 0.2
-WHITENING = 0.3  # exponent: 0 leaves the components' variances, 1 makes them equal and detail loud
+WHITENING = 0.67  # exponent: 0 leaves the components' variances, 1 makes them equal
 CODE_NOISE = 0.05  # added to the decoder's input: sampled latents are not exact
 LOG_VARIANCE = -6.0  # of the encoder's posterior, exp(−6/2) ≈ CODE_NOISE; constant
 
