@@ -244,7 +244,10 @@ class ReCASTModule(pl.LightningModule):
         values = {f"val/{key}": value for key, value in self.statistics.compute().items()}
         self.evaluations.append((self.iteration, values))
         self.clock.take()  # an evaluation is no part of the next iteration's time
-        for logger in self.loggers:  # by iteration; Lightning's own step lags behind by one, or is not there
+        if self.trainer.state.fn == "validate":  # Lightning prints what goes to its loggers
+            self.log_dict(values)
+            return
+        for logger in self.loggers:  # by iteration; in `fit`, Lightning's own step lags behind by one
             logger.log_metrics(values, step=self.iteration)
         self.log_dict(values, logger=False)
 

@@ -137,8 +137,9 @@ def test_two_epochs_and_two_more_by_resuming_are_equal_bit_for_bit(fitted, overl
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_validate_before_and_after_use_the_same_prompts_and_noises(fitted, overlay, tmp_path):
+def test_validate_before_and_after_use_the_same_prompts_and_noises(fitted, overlay, tmp_path, capsys):
     base = run("validate", overlay, tmp_path / "base").trainer.callback_metrics
+    assert "val/composition/spread" in capsys.readouterr().out
     before = fitted[0].model.evaluations[0][1]
     for name in ("clipscore", "composition", "sharpness", "jpeg"):
         assert base[f"val/{name}"].item() == pytest.approx(before[f"val/{name}"], abs=1e-6)

@@ -102,4 +102,4 @@ def _caption(scores: Scores, sample: int) -> str:
     for row, name in enumerate(scores.names):
         valid = bool(scores.valid_RB[row, sample])
         lines.append(f"{name} {scores.values_RB[row, sample].item():.3g}" if valid else f"{name} masked")
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"  # the layout cuts the last line short
