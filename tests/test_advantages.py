@@ -24,23 +24,23 @@ def golden(objective_golden):
     return case, scores, torch.tensor(case["group"]), weights_of(case["weights_RK_columns_sum_to_1"])
 
 
-def close(actual, expected):
+def assert_close(actual, expected):
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), atol=1e-9, rtol=0)
 
 
 def test_golden_z_scores(golden):
     case, scores, group_B, _ = golden
-    close(group_z_scores(scores.values_RB, scores.valid_RB, group_B), case["per_reward_group_z_RB"])
+    assert_close(group_z_scores(scores.values_RB, scores.valid_RB, group_B), case["per_reward_group_z_RB"])
 
 
 def test_golden_standardised_then_mixed(golden):
     case, scores, group_B, weights = golden
-    close(PerReward()(scores, group_B, weights), case["mixed_after_z_BK"])
+    assert_close(PerReward()(scores, group_B, weights), case["mixed_after_z_BK"])
 
 
 def test_golden_mixed_then_standardised(golden):
     case, scores, group_B, weights = golden
-    close(WeightedSum()(scores, group_B, weights), case["released_pre_order_BK"])
+    assert_close(WeightedSum()(scores, group_B, weights), case["released_pre_order_BK"])
 
 
 @pytest.mark.parametrize("order", [PerReward(), WeightedSum()])
