@@ -15,6 +15,7 @@ from recast_pl.callbacks import EvaluationReport, SampleGrid
 from recast_pl.credit import CreditAssigner
 from recast_pl.evaluation import PictureWriter
 from recast_pl.module import ReCASTModule
+from recast_pl.profiling import Trainer
 from recast_pl.prompts import PromptData
 from recast_pl.rewards import JudgeSuite, RewardSuite
 
@@ -35,6 +36,11 @@ class ReCASTCLI(LightningCLI):
         parser.link_arguments("judges", "model.judges", apply_on="instantiate")
         for block in ("model", "data"):
             parser.link_arguments("seed_everything", f"{block}.seed", compute_fn=_seed)
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Lightning's four verbs, and `profile`."""
+        return {**LightningCLI.subcommands(), "profile": {"model", "datamodule"}}
 
     def instantiate_classes(self) -> None:
         """Builds all objects; what their constructors refuse is a usage error, not a traceback."""
@@ -68,12 +74,13 @@ def quieten() -> None:
 
 
 def main(arguments: list[str] | None = None) -> ReCASTCLI:
-    """Runs one verb: fit, validate, test or predict."""
+    """Runs one verb: fit, validate, test, predict or profile."""
     quieten()
     return ReCASTCLI(
         ReCASTModule,
         PromptData,
         args=arguments,
+        trainer_class=Trainer,
         seed_everything_default=DEFAULT_SEED,
         auto_configure_optimizers=False,
         save_config_kwargs={"overwrite": True},

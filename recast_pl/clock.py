@@ -10,19 +10,27 @@ STAGES = ("text", "rollout", "decode", "rewards", "advantages", "credit", "updat
 
 
 class StageClock:
-    """Adds up wall time by stage; a GPU is waited for, so that a stage pays for its own work."""
+    """Adds up wall time by stage; a GPU is waited for, so that a stage pays for its own work.
+
+    A stage within another is charged to itself alone.
+    """
 
     def __init__(self) -> None:
         self._seconds = dict.fromkeys(STAGES, 0.0)
+        self._within: list[float] = []  # seconds of inner stages, for each stage that is running
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         """Charges the time within the context to `stage`, one of `STAGES`."""
         began = self._now()
+        self._within.append(0.0)
         try:
             yield
         finally:
-            self._seconds[stage] += self._now() - began
+            spent, inner = self._now() - began, self._within.pop()
+            self._seconds[stage] += spent - inner
+            if self._within:
+                self._within[-1] += spent
 
     def take(self) -> dict[str, float]:
         """The seconds of every stage since the last call."""

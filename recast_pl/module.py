@@ -1,6 +1,6 @@
 """The LightningModule: online rollout and policy update, one RL iteration a training step."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -20,11 +20,14 @@ from recast_pl.rewards import JudgeSuite, RewardSuite
 from recast_pl.rollout import ODERollout, RolloutSampler
 from recast_pl.types import (
     Evaluated,
+    Experience,
     NoisedSamples,
+    Prompt,
     PromptBatch,
     Rollout,
     Scores,
     TextEmbeddings,
+    UpdatePart,
     Velocities,
     Weights,
 )
@@ -100,6 +103,8 @@ class ReCASTModule(pl.LightningModule):
         self.iteration = 0
         self.clock = StageClock()
         self.evaluations: list[tuple[int, dict[str, float]]] = []
+        self.watch: Callable[[UpdatePart], None] | None = None  # sees each micro-batch of the update
+        self._experience: Experience | None = None
         self._weights: Weights | None = None
 
     # ------------------------------------------------------------------ the iteration
@@ -107,25 +112,33 @@ class ReCASTModule(pl.LightningModule):
     def training_step(self, batch: PromptBatch, batch_idx: int) -> None:
         """One RL iteration."""
         clock = self.clock
-        rollout = self.collect(batch, role="old")
-        with clock("rewards"):
-            scores = self.everywhere(self.rewards.score(rollout.images_B3HW, batch.prompts))
+        experience = self.experience(batch)
         with clock("advantages"):
-            group_B = self._gathered(batch.group_B.to(self.device)).flatten()
-            advantages_BK = self.advantages(scores, group_B, self.weights)
-            own = slice(self.global_rank * len(batch), (self.global_rank + 1) * len(batch))
+            advantages_BK = self.advantages(experience.scores, experience.group_B, self.weights)
         with clock("update"):
             pairs = training_pairs(
-                rollout,
+                experience.rollout,
                 timesteps_per_sample=self.timesteps_per_sample,
                 min_noise_level=self.min_noise_level,
                 seed=self.seed,
             )
-            parts = self.update_policy(rollout, advantages_BK[own].cpu(), pairs)
+            parts = self.update_policy(experience, advantages_BK[experience.own].cpu(), pairs)
         with clock("old_policy"):
             self.policy.update_old(self.old_policy.decay(self.iteration))
         self.iteration += 1
-        self._log_iteration(scores, group_B, advantages_BK, parts, samples=len(group_B))
+        self._experience = None
+        self._log_iteration(experience, advantages_BK, parts)
+
+    def experience(self, batch: PromptBatch) -> Experience:
+        """The iteration's rollout and scores; made once, for credit may look before the training step does."""
+        if self._experience is None or self._experience.rollout.batch is not batch:
+            rollout = self.collect(batch, role="old")
+            with self.clock("rewards"):
+                scores = self.score_everywhere(rollout.images_B3HW, batch.prompts)
+            own = slice(self.global_rank * len(batch), (self.global_rank + 1) * len(batch))
+            group_B = self._gathered(batch.group_B.to(self.device)).flatten()
+            self._experience = Experience(rollout=rollout, scores=scores, group_B=group_B, own=own)
+        return self._experience
 
     def collect(self, batch: PromptBatch, *, role: Role) -> Rollout:
         """Clean samples and pictures of `role` for the batch's prompts."""
@@ -141,17 +154,31 @@ class ReCASTModule(pl.LightningModule):
             batch=batch, text=text, x0_BCHW=x0_BCHW, images_B3HW=torch.cat(images), levels=self.levels
         )
 
-    def update_policy(self, rollout: Rollout, advantages_BK: Tensor, pairs: Pairs) -> Mapping[str, Tensor]:
+    def update_policy(
+        self, experience: Experience, advantages_BK: Tensor, pairs: Pairs
+    ) -> Mapping[str, Tensor]:
         """Accumulates gradients over micro-batches of pairs, clips, steps; returns the mean loss parts."""
-        optimizer = self.optimizers()
+        optimizer, rollout = self.optimizers(), experience.rollout
         assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
         means: dict[str, Tensor] = {}
         for share in pairs.split(-(-len(pairs) // self.updates_per_iteration)):
             for part in share.split(self.micro_batch_size):
                 samples = renoise(rollout, advantages_BK, part, seed=self.seed)
                 text = rollout.text[part.row_N.to(self.device)]
-                loss = self.objective.loss(self.velocities(samples, text), samples)
+                velocities = self.velocities(samples, text)
+                loss = self.objective.loss(velocities, samples)
                 self.manual_backward(loss.total * (len(part) / len(share)))
+                if self.watch is not None:
+                    with self.clock("credit"):
+                        self.watch(
+                            UpdatePart(
+                                experience=experience,
+                                row_N=part.row_N,
+                                step_N=part.step_N,
+                                samples=samples,
+                                velocities=velocities,
+                            )
+                        )
                 for key, value in {"total": loss.total.detach(), **loss.parts}.items():
                     means[key] = means.get(key, 0.0) + value * (len(part) / len(pairs))
             norm = torch.nn.utils.clip_grad_norm_(self.policy.trainable_parameters(), self.max_grad_norm)
@@ -194,10 +221,11 @@ class ReCASTModule(pl.LightningModule):
 
     @weights.setter
     def weights(self, weights: Weights) -> None:
-        if weights.names != self.rewards.names or len(weights.levels) != len(self.levels):
+        rewards, steps = len(self.rewards.names), len(self.levels) - 1
+        if weights.names != self.rewards.names or weights.values_RK.shape != (rewards, steps):
             raise ValueError(
-                f"W of {len(weights.levels) - 1} steps and the rewards {', '.join(weights.names)} does not "
-                f"fit {len(self.levels) - 1} steps and {', '.join(self.rewards.names)}"
+                f"W of the shape {tuple(weights.values_RK.shape)} and the rewards {', '.join(weights.names)} "
+                f"does not fit {rewards} × {steps} (rewards × steps) and {', '.join(self.rewards.names)}"
             )
         self._weights = weights
 
@@ -321,6 +349,10 @@ class ReCASTModule(pl.LightningModule):
 
     # ------------------------------------------------------------------ over processes, and logs
 
+    def score_everywhere(self, images_B3HW: Tensor, prompts: Sequence[Prompt]) -> Scores:
+        """The training rewards of all processes' pictures, in the order of the iteration's samples."""
+        return self.everywhere(self.rewards.score(images_B3HW, prompts))
+
     def everywhere(self, scores: Scores) -> Scores:
         """The scores of all processes' samples, in the order of the iteration's samples."""
         values_RB = self._gathered(scores.values_RB)
@@ -336,15 +368,9 @@ class ReCASTModule(pl.LightningModule):
         return gathered
 
     def _log_iteration(
-        self,
-        scores: Scores,
-        group_B: Tensor,
-        advantages_BK: Tensor,
-        parts: Mapping[str, Tensor],
-        *,
-        samples: int,
+        self, experience: Experience, advantages_BK: Tensor, parts: Mapping[str, Tensor]
     ) -> None:
-        seconds = self.clock.take()
+        seconds, scores = self.clock.take(), experience.scores
         total = sum(seconds.values())
         values: dict[str, Any] = {
             "advantages/spread": advantages_BK.std(),
@@ -352,7 +378,7 @@ class ReCASTModule(pl.LightningModule):
             "old_policy/distance": self.policy.distance_to_old(),
             "old_policy/decay": self.old_policy.decay(self.iteration - 1),
             "time/iteration": total,
-            "time/images_per_second": samples / total,
+            "time/images_per_second": scores.values_RB.shape[1] / total,
         }
         values |= {f"time/{stage}": spent for stage, spent in seconds.items()}
         values |= {f"loss/{key}": value for key, value in parts.items()}

@@ -18,6 +18,8 @@ class Purpose(IntEnum):
     RENOISE = 1  # the noise that brings a clean sample back to level t
     STEPS = 2  # which denoising steps a sample is trained at
     PROMPTS = 3  # the order of prompts
+    PROBE = 4  # the noise that brings a clean sample to a level where credit looks at it
+    COMPLETE = 5  # the noise of stochastic completions from there
 
 
 def keyed_generator(*key: int) -> torch.Generator:

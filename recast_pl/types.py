@@ -68,6 +68,16 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """One iteration's rollout, and what all rewards said of it."""
+
+    rollout: Rollout  # this process's samples
+    scores: Scores  # of all processes' samples
+    group_B: Tensor  # int64, of all processes' samples
+    own: slice  # this process's samples among them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """W as it is used in training: K·W, so that its columns sum to 1 for column-balanced strategies."""
 
@@ -93,6 +103,17 @@ class NoisedSamples:
     noise_NCHW: Tensor
     t_N: Tensor  # in (0, 1]
     advantage_N: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatePart:
+    """What one micro-batch of the policy update has computed, for those who learn from it: N pairs."""
+
+    experience: Experience
+    row_N: Tensor  # int64, of this process's rollout
+    step_N: Tensor  # int64, denoising step
+    samples: NoisedSamples
+    velocities: Velocities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

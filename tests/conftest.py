@@ -17,6 +17,11 @@ def objective_golden():
 
 
 @pytest.fixture(scope="session")
+def credit_golden():
+    return json.loads((REFERENCE / "credit_golden.json").read_text())
+
+
+@pytest.fixture(scope="session")
 def pipeline_folder(tmp_path_factory):
     return save_pipeline(tmp_path_factory.mktemp("pipeline"))
 

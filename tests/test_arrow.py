@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "advantages": {"types"},
     "objectives": {"types", "rollout"},
     "update": {"types", "noise"},
-    "credit": {"types", "figures", "module"},  # the callback sets the module's W
+    "credit": {"types", "noise", "rollout", "figures", "module"},  # the callback sets the module's W
     "evaluation": {"types", "rewards"},
 }
 

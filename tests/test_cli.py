@@ -10,6 +10,8 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recast_pl.cli import main
+from recast_pl.credit import CreditAssigner, released, renyi_divergence
+from recast_pl.profiling import profile_table
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 QUICKSTART = str(CONFIGS / "quickstart.yaml")
@@ -106,7 +108,11 @@ def test_fit_shows_what_it_promises(fitted):
     } <= tags  # fmt: skip
     assert [event.step for event in shown.Scalars("val/jpeg")] == [0, 2, 4]  # before training, too
     assert len(shown.Scalars("train/jpeg")) == 4
-    assert {"credit/W", "samples", "before_after"} <= set(shown.Tags()["images"])
+    assert {"credit/W", "credit/discriminability", "samples", "before_after"} <= set(shown.Tags()["images"])
+    assert {
+        f"{kind}/{name}" for kind in ("credit_total", "credit_entropy", "credit_signal") for name in names
+    } <= tags
+    assert "time/credit" in tags
     assert len(shown.Images("samples")) == 3
 
 
@@ -246,3 +252,67 @@ def test_missing_metadata_fails_before_any_weight_is_loaded(overlay, tmp_path, m
     source = json.dumps({"class_path": "recast_pl.prompts.TextFile", "init_args": {"path": str(prompts)}})
     with pytest.raises(ValueError, match=r"'composition' needs the metadata 'include'.*data\.train"):
         run("fit", overlay, tmp_path, "--data.train", source)
+
+
+# ---------------------------------------------------------------------- profile
+
+PAIRED = ("--credit.strategy.estimator", "recast_pl.credit.PairedCompletions")
+
+
+def credit_of(cli):
+    (credit,) = [callback for callback in cli.trainer.callbacks if isinstance(callback, CreditAssigner)]
+    return credit
+
+
+@pytest.fixture(scope="session")
+def profiled(overlay, tmp_path_factory):
+    """One finished `profile` and its folder."""
+    folder = tmp_path_factory.mktemp("profile")
+    return run("profile", overlay, folder, "--iterations", "2", "--folder", str(folder), *PAIRED), folder
+
+
+def test_profile_writes_what_can_be_read_back(profiled):
+    cli, folder = profiled
+    assert cli.model.iteration == 0
+    file, strategy = released.read(folder / "profiles.npz"), credit_of(cli).strategy
+    assert file.names == cli.model.rewards.names
+    torch.testing.assert_close(file.levels, cli.model.levels)
+    for row, name in enumerate(file.names):
+        again = renyi_divergence(file.ratios[name], strategy.alpha)
+        torch.testing.assert_close(again, strategy.profile.monotone_RK[row], atol=1e-9, rtol=0)
+    shares = cli.model.rewards.budgets_R / cli.model.rewards.budgets_R.sum()
+    torch.testing.assert_close(file.table_RK.sum(1), shares, atol=1e-9, rtol=0)
+    for name in ("profiles.png", "W.png"):
+        assert Image.open(folder / name).width > 300
+
+
+def test_profile_prints_a_table(profiled):
+    strategy = credit_of(profiled[0]).strategy
+    table = profile_table(strategy.profile, strategy.average.latest)
+    (line,) = [line for line in table.splitlines() if line.startswith("jpeg ")]
+    assert float(line.split()[1]) == pytest.approx(
+        strategy.profile.total_R[strategy.profile.names.index("jpeg")].item(), abs=1e-5
+    )
+    assert " 48" in line  # 2 iterations × 6 samples × 4 levels
+
+
+def test_a_written_profile_and_table_train(profiled, overlay, tmp_path):
+    file = str(profiled[1] / "profiles.npz")
+    cli = run("fit", overlay, tmp_path, "--trainer.max_epochs", "1",
+              "--credit.strategy", "recast_pl.credit.Fixed", "--credit.strategy.path", file)  # fmt: skip
+    torch.testing.assert_close(cli.model.weights.values_RK / 4, released.read(Path(file)).table_RK)
+
+
+def test_profile_without_a_measuring_strategy_says_so(overlay, tmp_path, clip_folder):
+    with pytest.raises(ValueError, match="`profile` needs ReCAST with an estimator that measures.*got Uniform"):
+        run("profile", overlay, tmp_path, "--credit.strategy", "recast_pl.credit.Uniform")
+
+
+@pytest.mark.parametrize("name", ["uniform", "snr", "recast"])
+def test_strategies_are_swapped_by_overlay(name, overlay, tmp_path):
+    cli = run("fit", overlay, tmp_path, "--config", str(CONFIGS / "credit" / f"{name}.yaml"),
+              "--trainer.max_epochs", "1")  # fmt: skip
+    assert type(credit_of(cli).strategy).__name__.lower() == name
+    sums = cli.model.weights.values_RK.sum(1)
+    budgets = cli.model.rewards.budgets_R
+    torch.testing.assert_close(sums / sums.sum(), budgets / budgets.sum(), atol=1e-9, rtol=0)

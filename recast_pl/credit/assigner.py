@@ -4,12 +4,14 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from torch import Tensor
 
 from recast_pl.credit.base import CreditStrategy, Uniform
-from recast_pl.credit.plots import weights_figure
+from recast_pl.credit.evidence import Probe, check_same
+from recast_pl.credit.plots import history_figure, profile_figure, weights_figure
 from recast_pl.figures import log_figure
 from recast_pl.module import ReCASTModule
-from recast_pl.types import Weights
+from recast_pl.types import Experience, PromptBatch, Weights
 
 
 class CreditAssigner(pl.Callback):
@@ -17,40 +19,69 @@ class CreditAssigner(pl.Callback):
 
     Args:
         every_n_steps: iterations between recomputations; the first is before the first iteration.
-        strategy: turns budgets and noise levels into W; None: Uniform.
+        strategy: turns budgets and noise levels (and evidence) into W; None: Uniform.
     """
 
     def __init__(self, *, every_n_steps: int = 20, strategy: CreditStrategy | None = None) -> None:
         if every_n_steps < 1:
             raise ValueError(f"credit.every_n_steps: expected 1 or more, got {every_n_steps}")
         self.every_n_steps, self.strategy = every_n_steps, strategy or Uniform()
+        self.history: list[tuple[int, Tensor]] = []  # iteration and K·W of each recomputation
         self._restored: dict[str, Any] | None = None
 
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Lets strategies that learn from the update see it."""
+        _ours(pl_module).watch = self.strategy.watch if self.strategy.needs_updates else None
+
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: PromptBatch, batch_idx: int
     ) -> None:
         """Recomputes W where it is due; a resumed run first takes back the W it had."""
         module = _ours(pl_module)
         if self._restored is not None:
-            module.weights = self._checked(self._restored, module)
+            self._take_back(self._restored, module)
             self._restored = None
         if module.iteration % self.every_n_steps == 0 or not module.has_weights:
             with module.clock("credit"):
+                if self.strategy.needs_evidence:
+                    self.strategy.observe(probe_of(module, module.experience(batch)))
                 module.weights = self.strategy.weights(
                     module.rewards.names, module.rewards.budgets_R, module.levels
                 )
-            log_figure(trainer, "credit/W", weights_figure(module.weights), step=module.iteration)
+            self._show(trainer, module)
+
+    def _show(self, trainer: pl.Trainer, module: ReCASTModule) -> None:
+        weights, step = module.weights, module.iteration
+        before = self.history[-1][1] if self.history else weights.values_RK
+        self.history.append((step, weights.values_RK))
+        log_figure(trainer, "credit/W", weights_figure(weights), step=step)
+        if len(self.history) > 1:
+            log_figure(trainer, "credit/W_over_time", history_figure(weights, self.history), step=step)
+        values = {"credit/change_of_W": float((weights.values_RK - before).abs().mean())}
+        for name, row_K in zip(weights.names, weights.values_RK, strict=True):
+            values[f"credit_entropy/{name}"] = evenness(row_K)
+        profile = self.strategy.profile
+        if profile is not None:
+            log_figure(trainer, "credit/discriminability", profile_figure(profile), step=step)
+            for row, name in enumerate(profile.names):
+                values[f"credit_total/{name}"] = float(profile.total_R[row])
+                values[f"credit_signal/{name}"] = float(profile.signal_R[row])
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=step)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Saves W with the rewards and noise levels it belongs to."""
+        """Saves W with the rewards and noise levels it belongs to, its history, and the strategy's state."""
         module = _ours(pl_module)
         if module.has_weights:
             checkpoint["credit"] = {
                 "names": list(module.weights.names),
                 "levels": module.weights.levels,
                 "values": module.weights.values_RK,
+                "history": [[iteration, values_RK] for iteration, values_RK in self.history],
+                "strategy": type(self.strategy).__name__,
+                "state": dict(self.strategy.state_dict()),
             }
 
     def on_load_checkpoint(
@@ -59,25 +90,51 @@ class CreditAssigner(pl.Callback):
         """Keeps the saved W until the module's rewards and levels are known."""
         self._restored = checkpoint.get("credit")
 
-    @staticmethod
-    def _checked(saved: dict[str, Any], module: ReCASTModule) -> Weights:
+    def _take_back(self, saved: dict[str, Any], module: ReCASTModule) -> None:
         """The saved W, if it is one of these rewards and these noise levels.
+
+        A run that goes on with another strategy takes none of it and computes its own.
 
         Raises:
             ValueError: naming both.
         """
-        names, levels = tuple(saved["names"]), saved["levels"]
-        if names != module.rewards.names:
-            raise ValueError(
-                f"the checkpoint's W is of the rewards {', '.join(names)}, this run's are "
-                f"{', '.join(module.rewards.names)}"
-            )
-        if levels.shape != module.levels.shape or not torch.allclose(levels, module.levels):
-            raise ValueError(
-                f"the checkpoint's W is of the noise levels {[round(t, 4) for t in levels.tolist()]}, this "
-                f"run's are {[round(t, 4) for t in module.levels.tolist()]} (model.rollout.num_steps)"
-            )
-        return Weights(names=names, levels=levels, values_RK=saved["values"])
+        weights = Weights(names=tuple(saved["names"]), levels=saved["levels"], values_RK=saved["values"])
+        check_same(weights, module.rewards.names, module.levels, what="the checkpoint's W")
+        if saved["strategy"] == type(self.strategy).__name__:
+            self.strategy.load_state_dict(saved["state"])
+            self.history = [(int(iteration), values_RK) for iteration, values_RK in saved["history"]]
+            module.weights = weights
+
+
+def probe_of(module: ReCASTModule, experience: Experience) -> Probe:
+    """What an estimator may do with an iteration's samples, by the module's rollout policy."""
+    policy, size = module.policy, module.rollout.micro_batch_size
+
+    def velocity(x: Tensor, t: float, text: Any) -> Tensor:
+        with torch.no_grad(), policy.using("old"):
+            parts = [
+                module.rollout.velocity(policy, x[rows], t, text[rows])
+                for rows in (slice(start, start + size) for start in range(0, len(x), size))
+            ]
+        return torch.cat(parts)
+
+    return Probe(
+        experience=experience,
+        velocity=velocity,
+        decode=lambda x0: torch.cat([policy.decode(part) for part in x0.split(size)]),
+        score=module.score_everywhere,
+        schedule=policy.levels,
+        seed=module.seed,
+    )
+
+
+def evenness(row_K: Tensor) -> float:
+    """A row's entropy over log K: 1 for an even row, 0 for a single step (and for a row of zeros)."""
+    total = row_K.sum()
+    if not total > 0 or len(row_K) < 2:
+        return 0.0
+    share_K = (row_K / total).clamp_min(1e-300)
+    return float(-(share_K * share_K.log()).sum() / torch.tensor(float(len(row_K))).log())
 
 
 def _ours(module: pl.LightningModule) -> ReCASTModule:

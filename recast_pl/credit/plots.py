@@ -1,7 +1,12 @@
-"""W as a picture: rewards down, noise levels along, budgets and column sums on the sides."""
+"""Pictures of W, of its history, and of the discriminability profiles it follows."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from recast_pl.credit.evidence import Profile
 from recast_pl.types import Weights
 
 if TYPE_CHECKING:
@@ -50,4 +55,65 @@ def weights_figure(weights: Weights) -> "Figure":
     rows.set_xlabel("row sum\n(budget)", fontsize=8)
     for side in (columns, rows):
         side.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def profile_figure(profile: Profile) -> "Figure":
+    """Share of each reward's discriminability that is reached at each noise level, with error bands.
+
+    Points: as estimated, with bands of two standard errors. Lines: the monotone curves whose gains W follows.
+    Each reward is drawn over its own total, which the legend names: W only follows shapes.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.subplots()
+    levels = profile.levels.tolist()
+    zero = torch.zeros(1, dtype=torch.float64)
+    for row, name in enumerate(profile.names):
+        total = float(profile.total_R[row])
+        scale = total if total > 0 else 1.0
+        curve = torch.cat([zero, profile.monotone_RK[row]]) / scale
+        told = "" if name not in profile.undetected else ", not told from noise"
+        (line,) = axes.plot(levels, curve.tolist(), label=f"{name} (D = {total:.3g}{told})", linewidth=1.8)
+        raw, error = profile.divergence_RK[row] / scale, profile.errors_RK[row] / scale
+        axes.plot(levels[1:], raw.tolist(), "o", color=line.get_color(), markersize=3.5)
+        axes.fill_between(
+            levels[1:],
+            (raw - 2 * error).tolist(),
+            (raw + 2 * error).tolist(),
+            color=line.get_color(),
+            alpha=0.15,
+            linewidth=0,
+        )
+    axes.set_xlim(1.0, 0.0)
+    axes.set_ylim(-0.1, 1.2)
+    axes.set_xlabel("noise level t (noise → clean)")
+    axes.set_ylabel("discriminability D(t) / D(0)")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def history_figure(weights: Weights, history: Sequence[tuple[int, Tensor]]) -> "Figure":
+    """K·W of each recomputation, one panel for each reward: iterations down, denoising steps along."""
+    from matplotlib.figure import Figure
+
+    rewards, steps = weights.values_RK.shape
+    table = torch.stack([values_RK for _, values_RK in history])  # recomputations × R × K
+    rows = len(history)
+    figure = Figure(figsize=(1.2 + 2.1 * rewards, 1.4 + 0.22 * min(rows, 20)), layout="constrained")
+    panels = figure.subplots(1, rewards, sharey=True, squeeze=False)[0]
+    for row, (panel, name) in enumerate(zip(panels, weights.names, strict=True)):
+        image = panel.imshow(
+            table[:, row].numpy(), cmap="viridis", vmin=0, vmax=max(1e-12, float(table.max())), aspect="auto"
+        )
+        panel.set_title(name, fontsize=9)
+        marks = sorted({0, steps // 2, steps - 1})
+        panel.set_xticks(marks, [f"{float(weights.levels[k]):.2f}" for k in marks], fontsize=8)
+    shown = range(0, rows, max(1, rows // 10))
+    panels[0].set_yticks(list(shown), [str(history[i][0]) for i in shown], fontsize=8)
+    panels[0].set_ylabel("iteration")
+    figure.supxlabel("noise level t of the denoising step (noise → clean)", fontsize=9)
+    figure.colorbar(image, ax=list(panels), label="K·W", aspect=14)
     return figure

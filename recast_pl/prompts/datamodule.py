@@ -59,11 +59,15 @@ class PromptData(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[PromptBatch]:
         """Groups of the training prompts, in this process's share of each iteration."""
+        return self.grouped(self.iterations_per_epoch)
+
+    def grouped(self, iterations: int) -> DataLoader[PromptBatch]:
+        """The next `iterations` batches of training."""
         rank, world_size = self._place()
         dataset = GroupedPrompts(
             self.prompts("train"),
             position=lambda: self.position,
-            iterations_per_epoch=self.iterations_per_epoch,
+            iterations_per_epoch=iterations,
             num_groups=self.num_groups,
             group_size=self.group_size,
             seed=self.seed,

@@ -1,6 +1,6 @@
 """Rollouts: clean samples of the rollout policy, from keyed noise."""
 
 from recast_pl.rollout.ode import ODERollout, RolloutSampler
-from recast_pl.rollout.solvers import clean_estimate, euler
+from recast_pl.rollout.solvers import ancestral, clean_estimate, euler
 
-__all__ = ["ODERollout", "RolloutSampler", "clean_estimate", "euler"]
+__all__ = ["ODERollout", "RolloutSampler", "ancestral", "clean_estimate", "euler"]

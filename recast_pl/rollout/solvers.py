@@ -1,6 +1,7 @@
-"""Solvers of the probability-flow ODE dx/dt = v(x, t) from noise (t = 1) to clean (t = 0)."""
+"""Solvers from noise (t = 1) to clean (t = 0): along the probability-flow ODE dx/dt = v, or stochastic."""
 
 from collections.abc import Callable
+from math import sqrt
 
 from torch import Tensor
 
@@ -32,6 +33,36 @@ def euler(
     return x
 
 
-def clean_estimate(x_t: Tensor, velocity: Tensor, t: Tensor) -> Tensor:
+def ancestral(velocity: Velocity, x: Tensor, levels: Tensor, noise: Callable[[int], Tensor]) -> Tensor:
+    """Stochastic steps: a draw of x0 from what x at levels[0] leaves open, p(x0 | x_t), as steps get fine.
+
+    In y = x / (1 − t) = x0 + σ ε with σ = t / (1 − t), each step is the Gaussian posterior of y_s given y_t and
+    the clean estimate: y_s = x̂0 + (σ_s/σ_t)² (y_t − x̂0) + σ_s √(1 − (σ_s/σ_t)²) z. The last step, to t = 0,
+    returns the clean estimate.
+
+    Args:
+        velocity: the policy's velocity at one noise level.
+        x: samples at levels[0], B C H W.
+        levels: descending noise levels from x's own, at most 1, to 0.
+        noise: the standard normal z of step j, like x.
+
+    Returns:
+        The clean samples, B C H W, float32.
+
+    Reference: Ho, Jain and Abbeel, "Denoising diffusion probabilistic models", 2020, equation 6, for the
+    schedule x_t = (1 − t) x0 + t ε.
+    """
+    x = x.float()
+    for step, (t, s) in enumerate(zip(levels[:-1].tolist(), levels[1:].tolist(), strict=True)):
+        clean = clean_estimate(x, velocity(x, t).float(), t)
+        if s == 0:
+            return clean
+        kept = (s * (1 - t) / (t * (1 - s))) ** 2  # (σ_s / σ_t)²
+        x = (1 - s) * (1 - kept) * clean + s * s * (1 - t) / (t * t * (1 - s)) * x
+        x = x + s * sqrt(1 - kept) * noise(step)
+    return x
+
+
+def clean_estimate(x_t: Tensor, velocity: Tensor, t: Tensor | float) -> Tensor:
     """The one-step estimate of the clean sample, x̂0 = x_t − t v."""
     return x_t - t * velocity

@@ -1,0 +1,91 @@
+"""What every estimator of discriminability profiles is."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from recast_pl.credit.evidence import Evidence, Probe
+from recast_pl.credit.moments import Normalisation
+from recast_pl.noise import Purpose, keyed_normal
+from recast_pl.types import UpdatePart
+
+
+class Tilt(Protocol):
+    """Which divergence is asked for: its order and what makes a reward a density ratio."""
+
+    alpha: float
+    normalisation: Normalisation
+    clip: float
+
+
+class ProfileEstimator(ABC):
+    """Measures E[g^α] for each reward at the destination of each denoising step.
+
+    The coupling of x0 and x_t is the forward process: under a deterministic sampler x_t would determine x0 and
+    every reward would seem known at the first step.
+    """
+
+    def check(self, tilt: Tilt) -> None:  # noqa: B027 - most orders are fine for most
+        """Refuses a divergence that this estimator cannot measure.
+
+        Raises:
+            ValueError: naming the key and what would do.
+        """
+
+    @abstractmethod
+    def measure(self, probe: Probe, tilt: Tilt) -> Evidence:
+        """The evidence of one iteration's clean samples."""
+
+    def watch(self, part: UpdatePart) -> None:  # noqa: B027 - most learn nothing
+        """Sees what the policy update computes anyway, for N (sample, step) pairs, without gradients."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What a checkpoint must hold of the estimator: plain types and tensors."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
+        """Puts `state_dict` back."""
+
+
+def renoised(probe: Probe, step: int) -> Tensor:
+    """This process's clean samples, brought to the destination of `step` by keyed noise of their own."""
+    rollout = probe.experience.rollout
+    t = float(rollout.levels[step + 1])
+    noise = keyed_normal(
+        rollout.x0_BCHW.shape[1:],
+        seed=probe.seed,
+        iteration=rollout.batch.iteration,
+        samples=rollout.batch.sample_B.tolist(),
+        steps=[step] * len(rollout.batch),
+        purpose=Purpose.PROBE,
+    ).to(rollout.x0_BCHW.device)
+    return (1 - t) * rollout.x0_BCHW + t * noise
+
+
+def scored(probe: Probe, x0: Tensor) -> Tensor:
+    """Scores [R, B] of clean latents, of all processes' samples; NaN where masked."""
+    batch = probe.experience.rollout.batch
+    return probe.score(probe.decode(x0), batch.prompts).values_RB.double().cpu()
+
+
+def own_scores(probe: Probe) -> Tensor:
+    """The clean samples' own scores [R, B], of all processes."""
+    return probe.experience.scores.values_RB.double().cpu()
+
+
+@torch.no_grad()
+def finished(probe: Probe, values: list[list[Any]], *, reward_calls: int, seconds: float) -> Evidence:
+    """Evidence from R × K moments."""
+    scores = probe.experience.scores
+    return Evidence(
+        names=scores.names,
+        levels=probe.experience.rollout.levels,
+        moments_RK=torch.tensor([[m.value for m in row] for row in values], dtype=torch.float64),
+        errors_RK=torch.tensor([[m.error for m in row] for row in values], dtype=torch.float64),
+        samples=scores.values_RB.shape[1],
+        reward_calls=reward_calls,
+        seconds=seconds,
+    )

@@ -1,0 +1,143 @@
+"""The verb `profile`: discriminability profiles of a policy, and its W, without training."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+
+from recast_pl.credit import (
+    CreditAssigner,
+    Evidence,
+    Profile,
+    ReCAST,
+    ValueHead,
+    profile_figure,
+    released,
+    weights_figure,
+)
+from recast_pl.credit.assigner import probe_of
+from recast_pl.module import ReCASTModule
+from recast_pl.prompts import PromptData
+from recast_pl.types import PromptBatch
+
+
+class Trainer(pl.Trainer):
+    """Lightning's trainer with one verb more."""
+
+    def profile(
+        self,
+        model: ReCASTModule,
+        datamodule: PromptData,
+        ckpt_path: str | None = None,
+        iterations: int = 8,
+        folder: str | None = None,
+    ) -> Profile:
+        """Measures the rewards' discriminability profiles and W, without training.
+
+        Args:
+            model: the module.
+            datamodule: its training prompts are used, in groups as in training.
+            ckpt_path: a checkpoint whose old policy is profiled; None: the base model's.
+            iterations: training iterations' worth of samples, all counted equally.
+            folder: where profiles.npz, profiles.png and W.png go; None: `profile` in the run's folder.
+        """
+        (credit,) = [callback for callback in self.callbacks if isinstance(callback, CreditAssigner)]  # type: ignore[attr-defined]
+        strategy = credit.strategy
+        if not isinstance(strategy, ReCAST) or isinstance(strategy.estimator, ValueHead):
+            raise ValueError(
+                f"credit.strategy: `profile` needs ReCAST with an estimator that measures without training "
+                f"(PairedCompletions, Preview or FromFile), got {_described(strategy)}"
+            )
+        if iterations < 1:
+            raise ValueError(f"iterations: expected 1 or more, got {iterations}")
+        datamodule.trainer = self
+        model.rewards.check_prompts(datamodule.prompts("train"), origin="data.train")
+        strategy.average.memory = 1.0
+        watcher = Profiling(model, strategy)
+        self.predict(
+            watcher,
+            dataloaders=datamodule.grouped(iterations),
+            return_predictions=False,
+            ckpt_path=ckpt_path,
+        )
+        assert strategy.profile is not None
+        assert strategy.average.latest is not None
+        weights = strategy.weights(model.rewards.names, model.rewards.budgets_R, watcher.levels)
+        if self.is_global_zero:
+            place = Path(folder or Path(self.log_dir or ".") / "profile")
+            place.mkdir(parents=True, exist_ok=True)
+            released.write(
+                place / "profiles.npz",
+                names=weights.names,
+                levels=weights.levels,
+                ratios=released.equivalent_profile(strategy.profile, strategy.alpha),
+                table_RK=weights.values_RK / weights.values_RK.shape[1],
+            )
+            profile_figure(strategy.profile).savefig(place / "profiles.png", dpi=150)
+            weights_figure(weights).savefig(place / "W.png", dpi=150)
+            rank_zero_info(profile_table(strategy.profile, strategy.average.latest))
+            rank_zero_info(f"Written: {place}/profiles.npz, profiles.png and W.png")
+        return strategy.profile
+
+
+def _described(strategy: object) -> str:
+    name = type(strategy).__name__
+    return f"{name} with {type(strategy.estimator).__name__}" if isinstance(strategy, ReCAST) else name
+
+
+class Profiling(pl.LightningModule):
+    """Takes a module through Lightning's predict loop and lets a strategy look at each iteration's samples."""
+
+    def __init__(self, module: ReCASTModule, strategy: ReCAST) -> None:
+        super().__init__()
+        self.module, self.strategy = module, strategy
+        self.levels = torch.empty(0)
+
+    def setup(self, stage: str) -> None:
+        """The module's own."""
+        self.module.setup(stage)
+
+    def configure_model(self) -> None:
+        """The module's own."""
+        self.module.configure_model()
+
+    def teardown(self, stage: str) -> None:
+        """The module's own."""
+        self.module.teardown(stage)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """The module's own."""
+        return self.module.load_state_dict(state_dict, strict, assign)
+
+    def transfer_batch_to_device(self, batch: PromptBatch, device: Any, dataloader_idx: int) -> PromptBatch:
+        """Prompts stay where they are."""
+        return batch
+
+    def predict_step(self, batch: PromptBatch, batch_idx: int) -> None:
+        """One iteration's samples."""
+        self.levels = self.module.levels
+        self.strategy.observe(probe_of(self.module, self.module.experience(batch)))
+
+
+def profile_table(profile: Profile, evidence: Evidence) -> str:
+    """Reward, total discriminability, where half of it is reached, error, reward calls."""
+    width = max(len(name) for name in (*profile.names, "reward"))
+    lines = [
+        f"\nDiscriminability from noise to clean ({evidence.samples} samples a time)",
+        f"{'reward':{width}} {'D at clean':>11} {'half at t':>10} {'error':>8} {'calls':>8}",
+    ]
+    calls = evidence.reward_calls // len(profile.names)
+    for row, name in enumerate(profile.names):
+        total = float(profile.total_R[row])
+        error = float(profile.errors_RK[row].mean()) / total if total > 0 else float("nan")
+        told = "  not told from noise" if name in profile.undetected else ""
+        lines.append(
+            f"{name:{width}} {total:11.5f} {profile.half_level(row):10.3f} {error:8.1%} {calls:8d}{told}"
+        )
+    lines.append(
+        f"error: mean standard error over levels, of D at clean. {evidence.seconds:.1f} s in the estimator."
+    )
+    return "\n".join(lines)
