@@ -17,6 +17,7 @@ class StageClock:
 
     def __init__(self) -> None:
         self._seconds = dict.fromkeys(STAGES, 0.0)
+        self._total = dict.fromkeys(STAGES, 0.0)
         self._within: list[float] = []  # seconds of inner stages, for each stage that is running
 
     @contextmanager
@@ -35,7 +36,13 @@ class StageClock:
     def take(self) -> dict[str, float]:
         """The seconds of every stage since the last call."""
         taken, self._seconds = self._seconds, dict.fromkeys(STAGES, 0.0)
+        self._total = {stage: self._total[stage] + taken[stage] for stage in STAGES}
         return taken
+
+    def share(self, stage: str) -> float:
+        """The stage's share of all seconds taken so far."""
+        total = sum(self._total.values())
+        return self._total[stage] / total if total > 0 else 0.0
 
     @staticmethod
     def _now() -> float:

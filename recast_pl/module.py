@@ -378,6 +378,7 @@ class ReCASTModule(pl.LightningModule):
             "old_policy/distance": self.policy.distance_to_old(),
             "old_policy/decay": self.old_policy.decay(self.iteration - 1),
             "time/iteration": total,
+            "time/credit_share": self.clock.share("credit"),
             "time/images_per_second": scores.values_RB.shape[1] / total,
         }
         values |= {f"time/{stage}": spent for stage, spent in seconds.items()}

@@ -112,7 +112,7 @@ def test_fit_shows_what_it_promises(fitted):
     assert {
         f"{kind}/{name}" for kind in ("credit_total", "credit_entropy", "credit_signal") for name in names
     } <= tags
-    assert "time/credit" in tags
+    assert {"time/credit", "time/credit_share"} <= tags
     assert len(shown.Images("samples")) == 3
 
 

@@ -1,6 +1,7 @@
 """Strategies, the CreditAssigner and what a checkpoint keeps, on the one-parameter policy."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -97,6 +98,36 @@ def test_temperatures_by_reward_and_wrong_names():
     strategy.observe(probe)
     with pytest.raises(ValueError, match=r"temperature: names a, c, but the rewards are a, b"):
         strategy.table(("a", "b"), torch.ones(2), LEVELS)
+
+
+def test_fewer_samples_are_the_first_ones_of_every_process():
+    policy = Gaussian(rewards={"linear": lambda x0: x0.double()})
+    few = policy.probe(samples=64, group_size=8, seed=3).first(24)
+    assert few.experience.scores.values_RB.shape == (1, 24)
+    alone = policy.probe(samples=24, group_size=8, x0=few.experience.rollout.x0_BCHW, seed=3)
+    for estimator in (PairedCompletions(), Preview()):
+        one, two = ReCAST(estimator=estimator), ReCAST(estimator=estimator, samples=24)
+        one.observe(alone)
+        two.observe(policy.probe(samples=64, group_size=8, seed=3))
+        torch.testing.assert_close(one.profile.divergence_RK, two.profile.divergence_RK, atol=0, rtol=0)
+
+
+def test_the_second_of_two_processes_keeps_its_own_place():
+    policy = Gaussian(rewards={"linear": lambda x0: x0.double()})
+    whole = policy.probe(samples=16, group_size=4)
+    rollout = whole.experience.rollout
+    second = replace(
+        whole,
+        experience=replace(
+            whole.experience,
+            rollout=policy.probe(samples=8, group_size=4, x0=rollout.x0_BCHW[8:]).experience.rollout,
+            own=slice(8, 16),
+        ),
+    ).first(4)
+    kept = second.experience
+    assert kept.group_B.tolist() == [0] * 4 + [2] * 4
+    assert kept.own == slice(4, 8)
+    torch.testing.assert_close(kept.scores.values_RB[0, kept.own], kept.rollout.x0_BCHW.flatten())
 
 
 def test_W_before_evidence_is_an_error():

@@ -9,7 +9,7 @@ from gaussian import LEVELS, ExactCompletions, Gaussian, probit
 
 from recast_pl.credit import FromFile, PairedCompletions, Preview, ReCAST, ValueHead
 from recast_pl.credit.evidence import Evidence, EvidenceAverage, profile_of
-from recast_pl.credit.moments import paired_moment
+from recast_pl.credit.moments import TooFewScores, paired_moment
 from recast_pl.credit.regression import cross_fitted, standardised, tangent_terms
 
 RATIO = SimpleNamespace(alpha=2.0, normalisation="ratio", clip=5.0)
@@ -246,6 +246,20 @@ def test_masked_scores_stay_out_of_the_evidence():
         assert not torch.equal(found.moments_RK, estimator.measure(whole, OPTIMALITY).moments_RK)
 
 
+def test_W_stays_where_nearly_all_scores_are_masked():
+    policy = Gaussian(rewards={"linear": lambda x0: x0.double()})
+    silent = Gaussian(rewards={"linear": lambda x0: torch.full_like(x0.double(), torch.nan)})
+    for estimator in (PairedCompletions(), Preview()):
+        strategy = ReCAST(estimator=estimator)
+        with pytest.raises(TooFewScores):
+            strategy.observe(silent.probe(samples=64, group_size=8))
+        strategy.observe(policy.probe(samples=64, group_size=8))
+        before = strategy.profile
+        with pytest.warns(UserWarning, match="W stays as it was"):
+            strategy.observe(silent.probe(samples=64, group_size=8, seed=1))
+        assert strategy.profile is before
+
+
 def test_telescoping_of_the_profile():
     profile = profile_of(evidence([1.1, 1.05], [0.01, 0.02]), alpha=2.0)
     assert profile.gains_RK.sum().item() == pytest.approx(profile.total_R.item(), abs=1e-12)
@@ -306,6 +320,7 @@ def test_constructors_name_their_keys():
         ({"temperature": 0.0}, "temperature"),
         ({"memory": 1.5}, "memory"),
         ({"clip": 0.0}, "clip"),
+        ({"samples": 1}, "samples"),
     ):
         with pytest.raises(ValueError, match=rf"credit\.strategy\.init_args\.{key}"):
             ReCAST(**arguments)

@@ -31,6 +31,10 @@ LEFT_OVER = [2, 1, 0]  # of three draws the one that the pairs (0, 1), (0, 2), (
 RELATIVE_SPREAD = 1e-6  # below this share of its size a reward's spread is rounding
 
 
+class TooFewScores(ValueError):
+    """So many scores were masked that nothing can be said."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
     """An estimate of E[g^α]."""
@@ -55,7 +59,8 @@ def paired_moment(
         The moment; 1 ± 0 for a constant reward.
 
     Raises:
-        ValueError: where no group has M valid samples, and for `ratio` where a score is negative.
+        TooFewScores: where no group has M valid samples.
+        ValueError: for `ratio` where a score is negative.
 
     The standard error leaves out one group at a time, or one sample where there are fewer than `CLUSTERS`
     groups (then the prompts are taken as given).
@@ -75,7 +80,7 @@ def paired_moment(
         )
     _, index_N, count_G = group_N.unique(return_inverse=True, return_counts=True)
     if not len(count_G) or int(count_G.max()) < draws:
-        raise ValueError(f"no group has {draws} valid samples")
+        raise TooFewScores(f"no group has {draws} valid samples")
     if normalisation == "optimality":
         size = float(x_MN.abs().max())
         x_MN = x_MN - x_MN.mean()  # only for rounding's sake

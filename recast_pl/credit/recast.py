@@ -10,7 +10,7 @@ from torch import Tensor
 from recast_pl.credit.base import CreditStrategy
 from recast_pl.credit.estimators import Preview, ProfileEstimator
 from recast_pl.credit.evidence import EvidenceAverage, Probe, Profile, profile_of
-from recast_pl.credit.moments import Normalisation
+from recast_pl.credit.moments import Normalisation, TooFewScores
 from recast_pl.credit.transport import transport_weights
 from recast_pl.types import UpdatePart
 
@@ -24,6 +24,8 @@ class ReCAST(CreditStrategy):
         estimator: measures the profiles; None: Preview.
         normalisation: what makes a reward a density ratio; see `recast_pl.credit.moments`.
         clip: advantage scale A of the `optimality` ratio ρ = 1 + z / A.
+        samples: of an iteration and process, how many are looked at (a multiple of the group size keeps groups
+            whole); None: all.
         memory: factor on the weight of older evidence at each recomputation, in [0, 1].
         shrink: move gains towards even ones by their noise. A reward whose profile cannot be told from noise
             gets an even row and a warning.
@@ -41,6 +43,7 @@ class ReCAST(CreditStrategy):
         estimator: ProfileEstimator | None = None,
         normalisation: Normalisation = "optimality",
         clip: float = 5.0,
+        samples: int | None = None,
         memory: float = 0.9,
         shrink: bool = True,
     ) -> None:
@@ -51,6 +54,9 @@ class ReCAST(CreditStrategy):
                 raise ValueError(f"credit.strategy.init_args.temperature: expected above 0, got {value}")
         if not clip > 0:
             raise ValueError(f"credit.strategy.init_args.clip: expected above 0, got {clip}")
+        if samples is not None and samples < 2:
+            raise ValueError(f"credit.strategy.init_args.samples: expected 2 or more, got {samples}")
+        self.samples = samples
         self.alpha, self.temperature, self.estimator = alpha, temperature, estimator or Preview()
         self.normalisation: Normalisation = normalisation
         self.clip, self.shrink = clip, shrink
@@ -65,8 +71,20 @@ class ReCAST(CreditStrategy):
         return type(self.estimator).watch is not ProfileEstimator.watch
 
     def observe(self, probe: Probe) -> None:
-        """Measures, and averages with what was measured before."""
-        evidence = self.average.add(self.estimator.measure(probe, self))
+        """Measures, and averages with what was measured before.
+
+        Raises:
+            TooFewScores: where nearly all scores are masked and there is no W yet to keep.
+        """
+        probe = probe if self.samples is None else probe.first(self.samples)
+        try:
+            measured = self.estimator.measure(probe, self)
+        except TooFewScores as error:
+            if self.profile is None:
+                raise
+            rank_zero_warn(f"W stays as it was: {error} in the evidence of this iteration")
+            return
+        evidence = self.average.add(measured)
         self.profile = profile_of(evidence, alpha=self.alpha, shrink=self.shrink)
         news = set(self.profile.undetected) - self._undetected
         if evidence.samples > 1:  # a value head has nothing to say at first

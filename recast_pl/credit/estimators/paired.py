@@ -19,10 +19,11 @@ class PairedCompletions(ProfileEstimator):
     own x0 is one draw from p(x0 | x_t), so α − 1 completions make a pair (α = 2) or a triple (α = 3). At t = 0
     the picture is scored again: a reward that is noise then shows as one.
 
-    Steps too coarse make completions too narrow and D too large. Measured on Gaussians with a probit reward
-    (200,000 samples each), relative excess of D over its closed form, worst level with D above a tenth of its
-    end: for data of standard deviation 3, 1 and .3 with 10 steps .13, .14 and .35; with 25 steps .06, .08 and
-    .15; with 100 steps .02, .03 and .08 (`benchmarks/completion_steps.py`).
+    Steps too coarse make completions too narrow and D too large. Measured on Gaussians of standard deviation 3,
+    1 and .3 with a probit reward (`benchmarks/completion_steps.py`), the largest relative excess of D over its
+    closed form at t ≤ .6: with 10 steps .03, .14 and .23, with 25 steps .02, .05 and .15, with 100 steps .01,
+    .01 and .08; for order 3 with 10 steps .04, .16 and .31, with 25 steps .02, .07 and .14, with 100 steps .01,
+    .02 and .10.
 
     Costs (α − 1)·K·B pictures scored, and about half a rollout's network calls for each of the K levels.
 

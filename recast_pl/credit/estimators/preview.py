@@ -7,7 +7,7 @@ from torch import Tensor
 
 from recast_pl.credit.estimators.base import ProfileEstimator, Tilt, finished, own_scores, renoised, scored
 from recast_pl.credit.evidence import Evidence, Probe
-from recast_pl.credit.moments import Moment, Normalisation
+from recast_pl.credit.moments import Moment, Normalisation, TooFewScores
 from recast_pl.credit.regression import (
     Regression,
     cross_fitted,
@@ -32,11 +32,11 @@ def preview_moment(
     """A lower bound on E[g^α] from preview scores and final scores, NaN where masked.
 
     Raises:
-        ValueError: where nothing is valid.
+        TooFewScores: where no group has two valid samples.
     """
     keep_B = preview_B.isfinite() & score_B.isfinite()
-    if not keep_B.any():
-        raise ValueError("no valid preview")
+    if not (group_B[keep_B].unique(return_counts=True)[1] > 1).any():
+        raise TooFewScores("no group has 2 valid previews")
     preview_N, score_N, group_N = preview_B[keep_B], score_B[keep_B], group_B[keep_B]
     rho_N = density_ratio(score_N, group_N, normalisation=normalisation, clip=clip)
     if not (rho_N != 1).any():
