@@ -13,7 +13,7 @@ from recast_pl.assets import EMBEDDED, resolve
 from recast_pl.assets.make import Recipe, build
 from recast_pl.assets.making.stage import Average, Stage
 from recast_pl.assets.making.text import build_tokenizer, tokenize
-from recast_pl.assets.making.vae import PatchCode, fit_code
+from recast_pl.assets.making.vae import DETAIL, PatchCode, fit_code
 from recast_pl.scenes import all_scenes
 
 
@@ -72,7 +72,7 @@ def test_two_processes_agree_about_token_ids():
     assert sorted(shipped.get_vocab().items()) == sorted(build_tokenizer().get_vocab().items())
 
 
-def test_the_patch_code_is_the_principal_components():
+def test_the_patch_code_holds_whitened_mean_colours_and_weaker_details():
     code = fit_code(seed=1, count=40)
     from recast_pl.assets.making.data import as_float, drawn_scenes
 
@@ -81,9 +81,16 @@ def test_the_patch_code_is_the_principal_components():
     assert latents.shape == (40, 8, 16, 16)
     flat = latents.movedim(1, 0).flatten(1)
     covariance = torch.cov(flat)
-    assert covariance.diag().mean().item() == pytest.approx(1, rel=1e-3)
-    off_diagonal = covariance - torch.diag(covariance.diag())
-    assert off_diagonal.abs().max() < 1e-3
+    spread = covariance.diag().sqrt()
+    assert spread[:3].tolist() == pytest.approx([1, 1, 1], rel=1e-3)
+    assert spread[3].item() == pytest.approx(DETAIL, rel=1e-3)
+    assert (spread[3:].diff() < 0).all()
+    for block in (covariance[:3, :3], covariance[3:, 3:]):
+        assert (block - torch.diag(block.diag())).abs().max() < 1e-3
+    means = torch.nn.functional.avg_pool2d(pictures, 4).movedim(1, -1).reshape(-1, 3).double()
+    centred = means - means.mean(0)
+    fitted = centred @ torch.linalg.lstsq(centred, flat[:3].T.double()).solution
+    torch.testing.assert_close(fitted.float(), flat[:3].T, atol=1e-3, rtol=0)
     assert isinstance(code, PatchCode)
 
 

@@ -19,7 +19,7 @@ class Recipe:
     """Updates and seeds of each stage."""
 
     vae_steps: int = 3000
-    denoiser_steps: int = 6000
+    denoiser_steps: int = 5000
     clip_steps: int = 2500
     scenes: int = 40_000
     seed: int = 1

@@ -9,7 +9,8 @@ from recast_pl.scenes.grammar import BACKGROUNDS, COLOURS, Scene
 Array = npt.NDArray[np.float32]
 
 IMAGE_SIZE = 64  # pixels, square
-MARGIN = 3.0  # pixels kept free around the picture and between objects
+MARGIN = 3.0  # pixels kept free between objects
+PLACES = (16, 24, 32, 40, 48)  # pixels; objects' centres, along both axes
 BAR = 0.36  # half-width of a cross's bars, in radii
 
 
@@ -34,11 +35,11 @@ def place(scene: Scene, generator: np.random.Generator) -> list[tuple[str, str, 
     """Non-overlapping places (shape, colour, x, y, radius in pixels) that satisfy the scene's relation."""
     kinds = [(group.shape, group.colour) for group in scene.groups for _ in range(group.count)]
     while True:
-        base = generator.uniform(7.0, 13.0 if len(kinds) < 3 else 10.0)
+        base = generator.uniform(9.0, 12.0 if len(kinds) < 3 else 10.5)
         places = []
         for shape, colour in kinds:
-            radius = base * generator.uniform(0.9, 1.1) * RADII[shape]
-            x, y = generator.uniform(radius + MARGIN, IMAGE_SIZE - radius - MARGIN, size=2)
+            radius = base * generator.uniform(0.95, 1.05) * RADII[shape]
+            x, y = generator.choice(PLACES, size=2)
             places.append((shape, colour, float(x), float(y), float(radius)))
         apart = all(
             max(abs(a[2] - b[2]), abs(a[3] - b[3])) > a[4] + b[4] + MARGIN
@@ -59,7 +60,7 @@ def _relation_holds(relation: str | None, places: list[tuple[str, str, float, fl
 def degrade(image: Array, generator: np.random.Generator) -> Array:
     """Blur, low contrast and grain, each present or not: the spread of quality that detail rewards judge."""
     if generator.random() < 0.5:
-        sigma = generator.uniform(0.6, 2.0)
+        sigma = generator.uniform(0.6, 1.6)
         image = ndimage.gaussian_filter(image, sigma=(0, sigma, sigma))
     if generator.random() < 0.5:
         mean = image.mean(axis=(1, 2), keepdims=True)

@@ -114,10 +114,10 @@ pipe("a red circle left of a blue square on a white background",
 ## Data
 
 Scenes drawn by `recast_pl.scenes`: one to three equal objects, or two in a relation (left of, above), of 4
-shapes and 6 colours, on 3 backgrounds; half of the pictures blurred, half of low contrast, a fifth with grain.
-Captions say nothing of that quality. Half of the combinations of count, colour, shape and relation never
-appear in the captions of pipeline and VAE ("held out"); the CLIPs saw both halves. {recipe["scenes"]} scenes
-for the denoiser, fresh ones at every update for the others.
+shapes and 6 colours, on 3 backgrounds, their centres on a lattice of 8 pixels; half of the pictures blurred,
+half of low contrast, a fifth with grain. Captions say nothing of that quality. Half of the combinations of
+count, colour, shape and relation never appear in the captions of pipeline and VAE ("held out"); the CLIPs saw
+both halves. {recipe["scenes"]} scenes for the denoiser, fresh ones at every update for the CLIPs.
 
 ## Training
 
@@ -131,9 +131,11 @@ for the denoiser, fresh ones at every update for the others.
 |---|---|
 {times}
 
-The denoiser and its two text encoders are trained together by flow matching (logit-normal times shifted by
-{SHIFT:g}, 10 % empty prompts, AdamW, averaged weights); the VAE by absolute error of pictures and of
-their differences between neighbouring pixels; each CLIP by its contrastive loss.
+The VAE's code is given, not learnt: three channels are the whitened mean colours of 4 × 4 patches, five
+their strongest details. Its decoder is trained by the absolute and squared error of pictures and the absolute
+error of their differences between neighbouring pixels. The denoiser and its two text encoders are trained
+together by flow matching (logit-normal times shifted by {SHIFT:g}, 10 % empty prompts, AdamW, averaged
+weights), each CLIP by its contrastive loss.
 
 ## Measured quality
 

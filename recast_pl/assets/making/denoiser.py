@@ -15,7 +15,7 @@ from recast_pl.assets.making.text import build_text_encoders, encode, tokenize
 from recast_pl.assets.making.vae import PatchCode, fit_code
 
 BATCH = 48
-SHIFT = 2.0  # of the noise levels, in training and in the scheduler that is shipped
+SHIFT = 3.0  # of the noise levels, in training and in the scheduler that is shipped
 EMPTY_SHARE = 0.1  # of prompts left empty, so that guidance has an unconditional velocity
 
 
