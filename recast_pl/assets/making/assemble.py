@@ -105,8 +105,12 @@ from recast_pl.assets import EMBEDDED
 pipe = StableDiffusion3Pipeline.from_pretrained(
     EMBEDDED["tiny"], text_encoder_3=None, tokenizer_3=None, torch_dtype=torch.float32
 )
-pipe("a red circle left of a blue square on a white background",
-     num_inference_steps=10, guidance_scale=3.0, max_sequence_length=1).images[0]
+pipe(
+    "a red circle left of a blue square on a white background",
+    num_inference_steps=10,
+    guidance_scale=3.0,
+    max_sequence_length=1,
+).images[0]
 ```
 
 `max_sequence_length=1`: the zeros in the place of the missing T5 are one token, as in training.
