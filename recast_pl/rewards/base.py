@@ -1,22 +1,26 @@
 """What every reward is: a score for each picture, given its prompt."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recast_pl.types import Prompt
 
 
 class Reward(ABC):
-    """Scores pictures. Higher is better. Not a module: it reaches no checkpoint and no gradient.
+    """Scores pictures. Not a module: it reaches no checkpoint and no gradient.
 
-    A subclass overrides `score` and whatever below differs.
+    A subclass overrides `score` and whatever below differs. Loading one needs no other reward's packages: what
+    is not in this project's own dependencies is imported in `load`.
     """
 
     range: tuple[float, float] = (float("-inf"), float("inf"))
     """Scores outside are failures."""
+
+    higher_is_better: bool = True
+    """If not, the suite negates the scores, so that everywhere after it more is better."""
 
     required_metadata: tuple[str, ...] = ()
     """Keys that every prompt's metadata must have; checked before training."""
@@ -26,6 +30,10 @@ class Reward(ABC):
 
     def unload(self) -> None:  # noqa: B027
         """Frees what `load` took."""
+
+    def networks(self) -> Iterable[nn.Module]:
+        """The loaded networks, which a suite may move between devices; none for most."""
+        return ()
 
     @abstractmethod
     def score(self, images_B3HW: Tensor, prompts: Sequence[Prompt]) -> Tensor:
