@@ -39,6 +39,10 @@ class StageClock:
         self._total = {stage: self._total[stage] + taken[stage] for stage in STAGES}
         return taken
 
+    def discard(self) -> None:
+        """Forgets the seconds since the last call of `take`, which were no part of an iteration."""
+        self._seconds = dict.fromkeys(STAGES, 0.0)
+
     def share(self, stage: str) -> float:
         """The stage's share of all seconds taken so far."""
         total = sum(self._total.values())

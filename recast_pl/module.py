@@ -27,6 +27,7 @@ from recast_pl.types import (
     Rollout,
     Scores,
     TextEmbeddings,
+    UpdateObserver,
     UpdatePart,
     Velocities,
     Weights,
@@ -103,7 +104,7 @@ class ReCASTModule(pl.LightningModule):
         self.iteration = 0
         self.clock = StageClock()
         self.evaluations: list[tuple[int, dict[str, float]]] = []
-        self.watch: Callable[[UpdatePart], None] | None = None  # sees each micro-batch of the update
+        self.observer: UpdateObserver | None = None
         self._experience: Experience | None = None
         self._weights: Weights | None = None
 
@@ -168,9 +169,9 @@ class ReCASTModule(pl.LightningModule):
                 velocities = self.velocities(samples, text)
                 loss = self.objective.loss(velocities, samples)
                 self.manual_backward(loss.total * (len(part) / len(share)))
-                if self.watch is not None:
+                if self.observer is not None:
                     with self.clock("credit"):
-                        self.watch(
+                        self.observer.watch(
                             UpdatePart(
                                 experience=experience,
                                 row_N=part.row_N,
@@ -184,6 +185,10 @@ class ReCASTModule(pl.LightningModule):
             norm = torch.nn.utils.clip_grad_norm_(self.policy.trainable_parameters(), self.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
+            torch.clear_autocast_cache()  # it holds half-precision copies of the weights before the step
+        if self.observer is not None:
+            with self.clock("credit"):
+                self.observer.learn(lambda tensor: self.trainer.strategy.reduce(tensor, reduce_op="sum"))
         return {**means, "grad_norm": norm}
 
     def velocities(self, samples: NoisedSamples, text: TextEmbeddings) -> Velocities:
@@ -271,7 +276,7 @@ class ReCASTModule(pl.LightningModule):
         """Logs mean, spread and failures of each reward; before the first iteration too."""
         values = {f"val/{key}": value for key, value in self.statistics.compute().items()}
         self.evaluations.append((self.iteration, values))
-        self.clock.take()  # an evaluation is no part of the next iteration's time
+        self.clock.discard()  # an evaluation is no part of the next iteration's time
         if self.trainer.state.fn == "validate":  # Lightning prints what goes to its loggers
             self.log_dict(values)
             return
@@ -294,19 +299,25 @@ class ReCASTModule(pl.LightningModule):
         if isinstance(data, PromptData):
             for part in ("train", "evaluation") if stage == "fit" else ("evaluation",):
                 suite.check_prompts(data.prompts(part), origin=f"data.{part}")
-            samples, processes = data.num_groups * data.group_size, self.trainer.world_size
-            if stage == "fit" and samples % processes:
-                raise ValueError(
-                    f"data.num_groups × data.group_size = {samples} samples cannot be shared evenly by "
-                    f"{processes} processes; take a multiple of {processes}, such as "
-                    f"{samples + processes - samples % processes}"
-                )
+            if stage == "fit":
+                self.check_shares(data, processes=self.trainer.world_size)
         if stage == "fit" and self.rollout.guidance_scale != 1:
             rank_zero_warn(
                 f"model.rollout.init_args.guidance_scale is {self.rollout.guidance_scale}, but the objective "
                 "trains the unguided velocity; the published recipes roll out at 1.0"
             )
         suite.setup(self.trainer.strategy.root_device)
+
+    @staticmethod
+    def check_shares(data: PromptData, *, processes: int) -> None:
+        """Refuses an iteration's samples that processes cannot share evenly."""
+        samples = data.num_groups * data.group_size
+        if samples % processes:
+            raise ValueError(
+                f"data.num_groups × data.group_size = {samples} samples cannot be shared evenly by "
+                f"{processes} processes; take a multiple of {processes}, such as "
+                f"{samples + processes - samples % processes}"
+            )
 
     def configure_model(self) -> None:
         """Loads the policy's weights."""

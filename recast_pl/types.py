@@ -3,9 +3,9 @@
 Shape suffixes, here and everywhere: R rewards, B samples, K denoising steps, C H W latent or picture.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -114,6 +114,16 @@ class UpdatePart:
     step_N: Tensor  # int64, denoising step
     samples: NoisedSamples
     velocities: Velocities
+
+
+class UpdateObserver(Protocol):
+    """Who learns from the policy update, without a part in it."""
+
+    def watch(self, part: UpdatePart) -> None:
+        """Sees a micro-batch; keeps no graph of it."""
+
+    def learn(self, total: Callable[[Tensor], Tensor]) -> None:
+        """After an iteration's update, once on every process; `total` sums a tensor over processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

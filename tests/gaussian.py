@@ -75,3 +75,13 @@ class ExactCompletions(PairedCompletions):
 
 def probit(slope):
     return lambda x0: torch.special.ndtr(slope * x0.double())
+
+
+def probit_divergence(scale, slope, t, *, alpha):
+    """D_α of a probit reward, by quadrature over x_t of the closed-form g = 2Φ(aτu / √(1 + a²(1 − τ²)))."""
+    share = (1 - t) ** 2 * scale**2 / ((1 - t) ** 2 * scale**2 + t**2)
+    u = torch.linspace(-8, 8, 20_001, dtype=torch.float64)
+    density = torch.exp(-(u**2) / 2) / math.sqrt(2 * math.pi) * (u[1] - u[0])
+    a = slope * scale
+    g = 2 * torch.special.ndtr(a * math.sqrt(share) * u / math.sqrt(1 + a**2 * (1 - share)))
+    return math.log(float((density * g**alpha).sum())) / (alpha - 1)

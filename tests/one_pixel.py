@@ -88,12 +88,12 @@ class Near(Reward):
 
 def train(
     rewards, *, epochs=8, budgets=None, advantages=None, updates=1, folder=None, resume=None, callbacks=(),
-    credit=None,
+    credit=None, steps=8, precision="32-true",
 ):  # fmt: skip
     module = ReCASTModule(
         policy=OnePixel(),
         rewards=RewardSuite(rewards=rewards, budgets=budgets),
-        rollout=ODERollout(num_steps=8, progress_bar=False),
+        rollout=ODERollout(num_steps=steps, progress_bar=False),
         advantages=advantages or PerReward(),
         objective=DiffusionNFT(beta=1.0, reference_coefficient=0.0),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.03),
@@ -114,6 +114,7 @@ def train(
         max_epochs=epochs,
         accelerator="cpu",
         logger=False,
+        precision=precision,
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=folder is not None,

@@ -288,12 +288,12 @@ def test_profile_writes_what_can_be_read_back(profiled):
 
 def test_profile_prints_a_table(profiled):
     strategy = credit_of(profiled[0]).strategy
-    table = profile_table(strategy.profile, strategy.average.latest)
+    table = profile_table(strategy.profile, strategy.average.latest, dict.fromkeys(strategy.profile.names, 1.5))
     (line,) = [line for line in table.splitlines() if line.startswith("jpeg ")]
     assert float(line.split()[1]) == pytest.approx(
         strategy.profile.total_R[strategy.profile.names.index("jpeg")].item(), abs=1e-5
     )
-    assert " 48" in line  # 2 iterations × 6 samples × 4 levels
+    assert line.split()[-2:] == ["48", "1.5"]  # 2 iterations × 6 samples × 4 levels
 
 
 def test_a_written_profile_and_table_train(profiled, overlay, tmp_path):

@@ -26,4 +26,9 @@ def test_a_stage_within_another_is_charged_to_itself_alone():
     assert sum(taken.values()) == 6
     assert clock.share("credit") == 2 / 6
     assert set(clock.take().values()) == {0.0}
+    with clock("rollout"):
+        pass
+    clock.discard()
+    assert clock.share("credit") == 2 / 6
+    assert set(clock.take().values()) == {0.0}
     assert set(taken) == set(STAGES)

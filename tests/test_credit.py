@@ -3,12 +3,14 @@
 import math
 from dataclasses import replace
 
+import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
 from gaussian import LEVELS, ExactCompletions, Gaussian
 from one_pixel import Near, theta, train
 
+from recast_pl.advantages import PerReward, group_z_scores
 from recast_pl.credit import (
     SNR,
     CreditAssigner,
@@ -27,8 +29,9 @@ from recast_pl.credit import (
 )
 from recast_pl.credit.assigner import evenness
 from recast_pl.credit.released import equivalent_ratios
+from recast_pl.profiling import write_profile
 from recast_pl.rewards import Reward
-from recast_pl.types import Weights
+from recast_pl.types import Scores, Weights
 
 FEW_LEVELS = torch.tensor([1.0, 0.8, 0.5, 0.2, 0.0], dtype=torch.float64)
 NAMES = ("near", "far")
@@ -40,6 +43,16 @@ class Spread(Reward):
 
     def score(self, images_B3HW, prompts):
         return images_B3HW.mean(dim=(1, 2, 3)).abs()
+
+
+class Noise(Reward):
+    """Another number every time, whatever the picture."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(11)
+
+    def score(self, images_B3HW, prompts):
+        return torch.randn(len(images_B3HW), generator=self.generator)
 
 
 class Still(Reward):
@@ -60,6 +73,21 @@ def test_training_weights_sum_to_one_at_every_step():
     weights = Uniform().weights(("a", "b", "c"), torch.tensor([1.0, 5.0, 3.0]), FEW_LEVELS)
     torch.testing.assert_close(weights.values_RK.sum(0), torch.ones(4, dtype=torch.float64))
     assert weights.names == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("steps", [10, 25, 49])
+def test_uniform_training_weights_are_the_budget_shares_bit_for_bit(steps):
+    """… and so are advantages: what one mixes by hand who knows no W."""
+    budgets = torch.tensor([0.97, 0.01, 0.02], dtype=torch.float64)
+    weights = Uniform().weights(("a", "b", "c"), budgets, torch.linspace(1, 0, steps + 1))
+    share = budgets / budgets.sum()
+    assert torch.equal(weights.values_RK, share[:, None].expand(3, steps))
+    scores = torch.rand(3, 16, generator=torch.Generator().manual_seed(0))
+    group, valid = torch.arange(16) // 8, torch.ones(3, 16, dtype=torch.bool)
+    mixed = PerReward()(Scores(names=("a", "b", "c"), values_RB=scores, valid_RB=valid), group, weights)
+    z_RB = group_z_scores(scores, valid, group)
+    by_hand = z_RB.T @ share[:, None].expand(3, steps).contiguous()
+    assert torch.equal(mixed, by_hand)
 
 
 def test_snr_weighs_steps_by_hand_and_keeps_budgets():
@@ -94,10 +122,8 @@ def test_temperatures_by_reward_and_wrong_names():
         strategy.observe(probe)
         tables[b] = strategy.table(("a", "b"), torch.ones(2), LEVELS)
     assert tables[1e6].std() < 1e-5 < tables[1.0].std()
-    strategy = ReCAST(temperature={"a": 1.0, "c": 1.0})
-    strategy.observe(probe)
     with pytest.raises(ValueError, match=r"temperature: names a, c, but the rewards are a, b"):
-        strategy.table(("a", "b"), torch.ones(2), LEVELS)
+        ReCAST(temperature={"a": 1.0, "c": 1.0}).check(("a", "b"), torch.ones(2))
 
 
 def test_fewer_samples_are_the_first_ones_of_every_process():
@@ -187,6 +213,14 @@ def test_files_that_are_none_are_refused(tmp_path):
     np.savez(tmp_path / "ratios.npz", sigmas=np.array([1.0, 0.5, 0.0]), ratio__a=np.ones((3, 3)))
     with pytest.raises(ValueError, match=r"`ratio__a` must be .* N × 2, got \(3, 3\)"):
         Fixed(path=str(tmp_path / "ratios.npz"))
+    for table in (np.full((1, 2), np.nan), np.array([[1.5, -0.5]])):
+        levels, rewards = np.array([1.0, 0.5, 0.0]), np.array(["a"])
+        np.savez(tmp_path / "table.npz", sigmas=levels, rewards=rewards, table=table)
+        with pytest.raises(ValueError, match="`table` must be finite, at least 0 and 1 × 2"):
+            Fixed(path=str(tmp_path / "table.npz"))
+    np.savez(tmp_path / "levels.npz", sigmas=np.array([14.6, 0.5, 0.0]), ratio__a=np.ones((3, 2)))
+    with pytest.raises(ValueError, match="`sigmas` must fall from noise"):
+        Fixed(path=str(tmp_path / "levels.npz"))
     np.savez(tmp_path / "profiles.npz", sigmas=np.array([1.0, 0.5, 0.0]), ratio__a=np.ones((3, 2)))
     with pytest.raises(ValueError, match="holds no `table`, only a profiles"):
         Fixed(path=str(tmp_path / "profiles.npz"))
@@ -201,6 +235,38 @@ def test_profiles_from_a_file_give_the_same_divergences(tmp_path):
     strategy.observe(policy.probe(samples=16))
     expected = torch.tensor([1.0, 1.01, 1.02, 1.04], dtype=torch.float64).log()
     torch.testing.assert_close(strategy.profile.divergence_RK[0], expected, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("names", "levels", "message"),
+    [
+        (("a", "c"), FEW_LEVELS, "rewards a, b, this run's are a, c"),
+        (("a", "b"), LEVELS, "noise levels.*this run's are"),
+    ],
+)
+def test_profiles_of_something_else_are_refused(tmp_path, names, levels, message):
+    path, _ = written(tmp_path)
+    policy = Gaussian(rewards=dict.fromkeys(names, lambda x0: x0), levels=levels)
+    with pytest.raises(ValueError, match=message):
+        ReCAST(estimator=FromFile(path=str(path))).observe(policy.probe(samples=16))
+
+
+def test_a_profile_on_file_gives_the_W_that_it_gave(tmp_path):
+    """Errors, and so shrinkage and what counts as noise, come back with the moments."""
+    policy = Gaussian(rewards={"linear": lambda x0: x0.double(), "wave": lambda x0: torch.sin(4 * x0.double())})
+    strategy, probe = ReCAST(), policy.probe(samples=256, group_size=8)
+    strategy.observe(probe)
+    names, budgets = ("linear", "wave"), torch.tensor([1.0, 2.0])
+    write_profile(tmp_path, strategy, strategy.weights(names, budgets, LEVELS))
+    again = ReCAST(estimator=FromFile(path=str(tmp_path / "profiles.npz")))
+    for _ in range(3):  # the same file once more is no more evidence
+        again.observe(probe)
+    assert 0 < strategy.profile.signal_R.min() < 1
+    assert torch.equal(strategy.table(names, budgets, LEVELS), again.table(names, budgets, LEVELS))
+    with pytest.raises(
+        ValueError, match=r"init_args\.clip: the evidence in .* is of clip 5\.0, this run's is 3"
+    ):
+        ReCAST(estimator=FromFile(path=str(tmp_path / "profiles.npz")), clip=3.0)
 
 
 # ---------------------------------------------------------------------- in a run
@@ -256,6 +322,9 @@ class WatchedUniform(Uniform):
     def watch(self, part):
         self.estimator.watch(part)
 
+    def learn(self, total):
+        self.estimator.learn(total)
+
 
 def test_the_value_head_never_changes_the_policy_s_gradients():
     plain, _ = train(REWARDS, epochs=2)
@@ -268,16 +337,18 @@ def test_the_value_head_never_changes_the_policy_s_gradients():
 
 
 def test_the_value_head_learns_what_can_be_told():
-    """Near the clean end more than near noise; a head that has learnt nothing says nothing."""
-    rewards, budgets = {"still": Still(), "near": Near(3.0)}, {"still": 1.0, "near": 0.0}  # nothing moves
+    """Near the clean end more than near noise; of noise, and before it has learnt, it says nothing."""
+    rewards = {"still": Still(), "near": Near(3.0), "noise": Noise()}
+    budgets = {"still": 1.0, "near": 0.0, "noise": 0.0}  # nothing moves
     strategy = ReCAST(estimator=ValueHead(learning_rate=1e-2), memory=0.5)
     untrained = CreditAssigner(every_n_steps=1000, strategy=ReCAST(estimator=ValueHead()))
     train(rewards, budgets=budgets, epochs=1, credit=untrained)
-    assert untrained.strategy.profile.total_R.tolist() == pytest.approx([0, 0], abs=1e-12)
+    assert untrained.strategy.profile.total_R.tolist() == pytest.approx([0, 0, 0], abs=1e-12)
     credit = CreditAssigner(every_n_steps=10, strategy=strategy)
     train(rewards, budgets=budgets, epochs=16, credit=credit)
     profile = strategy.profile
     assert profile.total_R[0] == 0
+    assert profile.undetected == ("still", "noise")
     share, error = profile.divergence_RK[1] * 25, profile.errors_RK[1] * 25
     t = torch.linspace(1, 0, 9, dtype=torch.float64)[1:]
     truth = 0.04 * (1 - t) ** 2 / (0.04 * (1 - t) ** 2 + t**2)  # R² of the pixel given its noisy version
@@ -321,7 +392,7 @@ def test_another_strategy_starts_from_its_own_W(tmp_path):
 def test_evidence_of_another_order_is_refused(tmp_path):
     _, trainer = train(REWARDS, epochs=1, credit=CreditAssigner(strategy=ReCAST()), folder=tmp_path)
     trainer.save_checkpoint(tmp_path / "two.ckpt")
-    with pytest.raises(ValueError, match=r"order alpha 2\.0, this run's is 3\.0"):
+    with pytest.raises(ValueError, match=r"evidence is of alpha 2\.0, this run's is 3\.0"):
         train(
             REWARDS,
             epochs=2,
@@ -329,6 +400,87 @@ def test_evidence_of_another_order_is_refused(tmp_path):
             folder=tmp_path,
             resume=tmp_path / "two.ckpt",
         )
+
+
+def test_other_budgets_count_from_the_first_iteration_of_a_resume(tmp_path):
+    """W is made again from the evidence; the rows are the new budgets."""
+    _, trainer = train(REWARDS, epochs=1, credit=CreditAssigner(strategy=ReCAST()), folder=tmp_path)
+    trainer.save_checkpoint(tmp_path / "even.ckpt")
+    seen = []
+
+    class Look(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *rest):
+            seen.append(pl_module.weights.values_RK.sum(1) / 8)
+
+    resumed = CreditAssigner(every_n_steps=1000, strategy=ReCAST())
+    train(
+        REWARDS, epochs=2, budgets={"near": 3.0, "far": 1.0}, credit=resumed, callbacks=[Look()],
+        folder=tmp_path, resume=tmp_path / "even.ckpt",
+    )  # fmt: skip
+    assert len(seen) == 5
+    for share in seen:
+        assert share.tolist() == pytest.approx([0.75, 0.25])
+
+
+def test_another_estimator_starts_its_evidence_anew(tmp_path):
+    _, trainer = train(REWARDS, epochs=1, credit=CreditAssigner(strategy=ReCAST()), folder=tmp_path)
+    trainer.save_checkpoint(tmp_path / "preview.ckpt")
+    credit = CreditAssigner(every_n_steps=5, strategy=ReCAST(estimator=ValueHead()))
+    with pytest.warns(UserWarning, match="evidence is of Preview, this run's estimator is ValueHead"):
+        train(REWARDS, epochs=3, credit=credit, folder=tmp_path, resume=tmp_path / "preview.ckpt")
+    assert [iteration for iteration, _ in credit.history] == [0, 5, 10]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clip": 3.0}, r"clip 5\.0, this run's is 3\.0 \(credit\.strategy\.init_args\.clip\)"),
+        ({"normalisation": "ratio"}, "normalisation optimality, this run's is ratio"),
+    ],
+)
+def test_evidence_of_another_divergence_is_refused(tmp_path, settings, message):
+    _, trainer = train(REWARDS, epochs=1, credit=CreditAssigner(strategy=ReCAST()), folder=tmp_path)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    credit = CreditAssigner(strategy=ReCAST(**settings))
+    with pytest.raises(ValueError, match=message):
+        train(REWARDS, epochs=2, credit=credit, folder=tmp_path, resume=tmp_path / "one.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 5}, r"noise levels \[1\.0, 0\.875.*this run's are \[1\.0, 0\.8, 0\.6"),
+        ({"rewards": {"near": Near(0.5), "new": Near(-3.0)}}, "rewards near, far, this run's are near, new"),
+    ],
+)
+def test_a_W_of_another_run_is_refused(tmp_path, change, message):
+    _, trainer = train(REWARDS, epochs=1, folder=tmp_path)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    arguments = {"rewards": REWARDS, "epochs": 2, "folder": tmp_path, **change}
+    with pytest.raises(ValueError, match=message):
+        train(**arguments, resume=tmp_path / "one.ckpt")
+
+
+def test_wrong_temperatures_end_the_run_before_anything_is_loaded():
+    credit = CreditAssigner(strategy=ReCAST(temperature={"near": 1.0, "fra": 1.0}))
+    loaded = []
+
+    class Loud(Near):
+        def load(self, device):
+            loaded.append(device)
+
+    with pytest.raises(ValueError, match="temperature: names near, fra, but the rewards are near, far"):
+        train({"near": Loud(0.5), "far": Near(-3.0)}, epochs=1, credit=credit)
+    assert not loaded
+
+
+def test_evidence_is_gathered_in_the_precision_of_the_training_step():
+    """Rollouts that credit asks for first are those that the training step would have made."""
+    tables = {}
+    for name, strategy in (("uniform", Uniform()), ("recast", ReCAST(temperature=1e9))):
+        module, _ = train(REWARDS, epochs=2, credit=CreditAssigner(strategy=strategy), precision="bf16-mixed")
+        tables[name] = theta(module)
+    assert tables["recast"] == pytest.approx(tables["uniform"], abs=1e-6)
 
 
 def test_the_strategy_s_own_error_ends_the_run():

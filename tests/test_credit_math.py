@@ -88,6 +88,10 @@ def test_inverse_variances_keep_an_exact_point_finite():
     assert weights.isfinite().all()
     assert weights[2] > 1e3 * weights[0]
     assert inverse_variances(torch.zeros(3)).tolist() == [1.0] * 3
+    unknown = inverse_variances(float64([0.1, math.inf, 0.2]))
+    assert 0 < unknown[1] <= 1e-5 * unknown[2]
+    curve = monotone(float64([0.1, 0.0, 0.4]), unknown)  # what is unknown does not pull the others down
+    torch.testing.assert_close(curve, float64([0.1, 0.1, 0.4]), atol=1e-5, rtol=0)
 
 
 def test_the_signal_share_goes_from_noise_to_signal():
@@ -125,6 +129,22 @@ def test_marginals_hold_for_lopsided_budgets_and_sharp_kernels(kind, temperature
         torch.testing.assert_close(W_RK.sum(0), torch.full_like(W_RK[0], 1 / steps), atol=1e-9, rtol=0)
         assert (W_RK >= 0).all()
         assert (W_RK[budgets_R == 0] == 0).all()
+
+
+def test_marginals_hold_for_mixed_temperatures():
+    """Each reward with its own, over three decades; random gains, budgets and sizes."""
+    generator = torch.Generator().manual_seed(0)
+    for trial in range(400):
+        rewards = int(torch.randint(1, 9, (), generator=generator))
+        steps = int(torch.randint(2, 101, (), generator=generator))
+        G_RK = torch.rand(rewards, steps, generator=generator, dtype=torch.float64) ** (1 + trial % 5)
+        if trial % 4 == 0:
+            G_RK[0] = 0
+        budgets_R = torch.rand(rewards, generator=generator, dtype=torch.float64) + 1e-3
+        exponents_R = torch.rand(rewards, generator=generator, dtype=torch.float64) * 3.3 - 1.3
+        W_RK = transport_weights(G_RK, budgets_R, 10**exponents_R)
+        torch.testing.assert_close(W_RK.sum(1), budgets_R / budgets_R.sum(), atol=1e-9, rtol=0)
+        torch.testing.assert_close(W_RK.sum(0), torch.full_like(W_RK[0], 1 / steps), atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 5.0])

@@ -49,20 +49,25 @@ class SampleGrid(pl.Callback):
         if self._first is None:
             self._first = shown
         self._last = shown
-        figure = grid_figure([shown], count=self.count, columns=self.columns)
-        log_figure(trainer, "samples", figure, step=pl_module.iteration)
+        log_figure(
+            trainer,
+            "samples",
+            lambda: grid_figure([shown], count=self.count, columns=self.columns),
+            step=pl_module.iteration,
+        )
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draws the first evaluation over the last one."""
+        folder = trainer.log_dir  # asked for on every process, for it is broadcast
         if self._first is None or self._last is None or self._first is self._last:
             return
         figure = grid_figure(
             [self._first, self._last], count=self.columns, columns=self.columns, titles=["before", "after"]
         )
-        log_figure(trainer, "before_after", figure, step=trainer.global_step)
-        if trainer.is_global_zero and trainer.log_dir is not None:
-            Path(trainer.log_dir).mkdir(parents=True, exist_ok=True)
-            figure.savefig(Path(trainer.log_dir) / "before_after.png", dpi=110)
+        log_figure(trainer, "before_after", lambda: figure, step=trainer.global_step)
+        if trainer.is_global_zero and folder is not None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            figure.savefig(Path(folder) / "before_after.png", dpi=110)
 
 
 def grid_figure(

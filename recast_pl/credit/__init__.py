@@ -5,9 +5,11 @@ from recast_pl.credit.assigner import CreditAssigner
 from recast_pl.credit.base import CreditStrategy, Uniform
 from recast_pl.credit.divergence import gains, monotone, renyi_divergence
 from recast_pl.credit.estimators import FromFile, PairedCompletions, Preview, ProfileEstimator, ValueHead
-from recast_pl.credit.evidence import Evidence, Probe, Profile
+from recast_pl.credit.evidence import Evidence
 from recast_pl.credit.fixed import Fixed
 from recast_pl.credit.plots import history_figure, profile_figure, weights_figure
+from recast_pl.credit.probe import Probe
+from recast_pl.credit.profile import Profile
 from recast_pl.credit.recast import ReCAST
 from recast_pl.credit.snr import SNR
 from recast_pl.credit.transport import NotConverged, transport_weights

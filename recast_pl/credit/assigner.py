@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from recast_pl.credit.base import CreditStrategy, Uniform
-from recast_pl.credit.evidence import Probe, check_same
+from recast_pl.credit.evidence import check_same
 from recast_pl.credit.plots import history_figure, profile_figure, weights_figure
+from recast_pl.credit.probe import Probe
 from recast_pl.figures import log_figure
 from recast_pl.module import ReCASTModule
 from recast_pl.types import Experience, PromptBatch, Weights
@@ -29,14 +30,20 @@ class CreditAssigner(pl.Callback):
         self.history: list[tuple[int, Tensor]] = []  # iteration and K·W of each recomputation
         self._restored: dict[str, Any] | None = None
 
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Checks the strategy against rewards and budgets, before any weight is loaded."""
+        if stage == "fit":
+            rewards = _ours(pl_module).rewards
+            self.strategy.check(rewards.names, rewards.budgets_R)
+
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Lets strategies that learn from the update see it."""
-        _ours(pl_module).watch = self.strategy.watch if self.strategy.needs_updates else None
+        _ours(pl_module).observer = self.strategy if self.strategy.needs_updates else None
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: PromptBatch, batch_idx: int
     ) -> None:
-        """Recomputes W where it is due; a resumed run first takes back the W it had."""
+        """Computes W where it is due, in the precision of the training step."""
         module = _ours(pl_module)
         if self._restored is not None:
             self._take_back(self._restored, module)
@@ -44,25 +51,26 @@ class CreditAssigner(pl.Callback):
         if module.iteration % self.every_n_steps == 0 or not module.has_weights:
             with module.clock("credit"):
                 if self.strategy.needs_evidence:
-                    self.strategy.observe(probe_of(module, module.experience(batch)))
-                module.weights = self.strategy.weights(
-                    module.rewards.names, module.rewards.budgets_R, module.levels
-                )
-            self._show(trainer, module)
+                    with trainer.precision_plugin.train_step_context():
+                        self.strategy.observe(probe_of(module, module.experience(batch)))
+                self._compute(module)
+                self._show(trainer, module)
+
+    def _compute(self, module: ReCASTModule) -> None:
+        module.weights = self.strategy.weights(module.rewards.names, module.rewards.budgets_R, module.levels)
 
     def _show(self, trainer: pl.Trainer, module: ReCASTModule) -> None:
-        weights, step = module.weights, module.iteration
+        weights, step, profile = module.weights, module.iteration, self.strategy.profile
         before = self.history[-1][1] if self.history else weights.values_RK
         self.history.append((step, weights.values_RK))
-        log_figure(trainer, "credit/W", weights_figure(weights), step=step)
+        log_figure(trainer, "credit/W", lambda: weights_figure(weights), step=step)
         if len(self.history) > 1:
-            log_figure(trainer, "credit/W_over_time", history_figure(weights, self.history), step=step)
+            log_figure(trainer, "credit/W_over_time", lambda: history_figure(weights, self.history), step=step)
         values = {"credit/change_of_W": float((weights.values_RK - before).abs().mean())}
         for name, row_K in zip(weights.names, weights.values_RK, strict=True):
             values[f"credit_entropy/{name}"] = evenness(row_K)
-        profile = self.strategy.profile
         if profile is not None:
-            log_figure(trainer, "credit/discriminability", profile_figure(profile), step=step)
+            log_figure(trainer, "credit/discriminability", lambda: profile_figure(profile), step=step)
             for row, name in enumerate(profile.names):
                 values[f"credit_total/{name}"] = float(profile.total_R[row])
                 values[f"credit_signal/{name}"] = float(profile.signal_R[row])
@@ -72,11 +80,12 @@ class CreditAssigner(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Saves W with the rewards and noise levels it belongs to, its history, and the strategy's state."""
+        """Saves W with the rewards, budgets and levels it belongs to, its history, and the strategy's state."""
         module = _ours(pl_module)
         if module.has_weights:
             checkpoint["credit"] = {
                 "names": list(module.weights.names),
+                "budgets": module.rewards.budgets_R,
                 "levels": module.weights.levels,
                 "values": module.weights.values_RK,
                 "history": [[iteration, values_RK] for iteration, values_RK in self.history],
@@ -91,18 +100,23 @@ class CreditAssigner(pl.Callback):
         self._restored = checkpoint.get("credit")
 
     def _take_back(self, saved: dict[str, Any], module: ReCASTModule) -> None:
-        """The saved W, if it is one of these rewards and these noise levels.
+        """The saved state, if it is of these rewards and these noise levels; W follows from it.
 
-        A run that goes on with another strategy takes none of it and computes its own.
+        W is made again from the restored evidence, so budgets or temperatures that have changed count at once.
+        A run that goes on with another strategy takes nothing and computes its own.
 
         Raises:
             ValueError: naming both.
         """
         weights = Weights(names=tuple(saved["names"]), levels=saved["levels"], values_RK=saved["values"])
         check_same(weights, module.rewards.names, module.levels, what="the checkpoint's W")
-        if saved["strategy"] == type(self.strategy).__name__:
-            self.strategy.load_state_dict(saved["state"])
-            self.history = [(int(iteration), values_RK) for iteration, values_RK in saved["history"]]
+        if saved["strategy"] != type(self.strategy).__name__:
+            return
+        self.strategy.load_state_dict(saved["state"])
+        self.history = [(int(iteration), values_RK) for iteration, values_RK in saved["history"]]
+        if self.strategy.ready:
+            self._compute(module)
+        elif torch.equal(saved["budgets"], module.rewards.budgets_R):
             module.weights = weights
 
 

@@ -6,12 +6,13 @@ t_{j+1}. (The tables of ReCAST's released code are stored the other way round.)
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from recast_pl.credit.evidence import Probe, Profile
+from recast_pl.credit.probe import Probe
+from recast_pl.credit.profile import Profile
 from recast_pl.types import UpdatePart, Weights
 
 
@@ -26,6 +27,18 @@ class CreditStrategy(ABC):
 
     profile: Profile | None = None
     """The latest discriminability profile, for strategies that measure one."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether `table` can be asked for as things stand."""
+        return not self.needs_evidence
+
+    def check(self, names: Sequence[str], budgets_R: Tensor) -> None:  # noqa: B027 - most go with all
+        """Refuses rewards and budgets that this strategy does not go with, before any weight is loaded.
+
+        Raises:
+            ValueError: naming the key and what would do.
+        """
 
     @abstractmethod
     def table(self, names: Sequence[str], budgets_R: Tensor, levels: Tensor) -> Tensor:
@@ -48,6 +61,9 @@ class CreditStrategy(ABC):
     def watch(self, part: UpdatePart) -> None:  # noqa: B027
         """Sees N (sample, step) pairs of the policy update; changes nothing in it."""
 
+    def learn(self, total: Callable[[Tensor], Tensor]) -> None:  # noqa: B027
+        """After an iteration's update, once on every process; `total` sums a tensor over processes."""
+
     def state_dict(self) -> Mapping[str, Any]:
         """What a checkpoint must hold: plain types and tensors."""
         return {}
@@ -69,3 +85,9 @@ class Uniform(CreditStrategy):
         steps = len(levels) - 1
         rows = budgets_R.double() / budgets_R.double().sum()
         return (rows / steps)[:, None].expand(-1, steps).clone()
+
+    def weights(self, names: Sequence[str], budgets_R: Tensor, levels: Tensor) -> Weights:
+        """K·W = λ/Σλ itself, without the rounding of a division and a multiplication by K."""
+        rows = budgets_R.double() / budgets_R.double().sum()
+        values_RK = rows[:, None].expand(-1, len(levels) - 1).clone()
+        return Weights(names=tuple(names), levels=levels, values_RK=values_RK)

@@ -74,12 +74,17 @@ def gains(divergence: Tensor) -> Tensor:
 
 
 def inverse_variances(errors: Tensor) -> Tensor:
-    """1 / error², with the errors kept above a thousandth of the largest; all equal where none has an error."""
+    """1 / error², for `monotone`: errors are kept above a thousandth of the largest finite one.
+
+    What is unknown (an infinite error) counts a millionth of the least of the others; all are equal where none
+    has an error.
+    """
     errors = errors.double()
-    largest = errors.max()
-    if not largest > 0:
-        return torch.ones_like(errors)
-    return errors.clamp_min(1e-3 * largest).pow(-2)
+    known = errors.isfinite()
+    if not known.any() or not errors[known].max() > 0:
+        return torch.where(known | ~known.any(), 1.0, 1e-6).double()
+    largest = errors[known].max()
+    return torch.where(known, errors.clamp_min(1e-3 * largest), 1e3 * largest).pow(-2)
 
 
 def signal_share(gains_K: Tensor, errors_K: Tensor) -> float:
@@ -94,7 +99,10 @@ def signal_share(gains_K: Tensor, errors_K: Tensor) -> float:
     steps = len(gains_K)
     if steps < 2:
         return 0.0
-    variance_K = errors_K.double().square()
+    known_K = errors_K.isfinite()
+    if not known_K.any():
+        return 0.0
+    variance_K = torch.where(known_K, errors_K, errors_K[known_K].max()).double().square()
     noise = (variance_K + torch.cat([variance_K.new_zeros(1), variance_K[:-1]])).mean() * (steps - 1)
     observed = (gains_K.double() - gains_K.double().mean()).square().sum()
     return float((1 - noise / observed).clamp(0, 1)) if observed > 0 else 0.0

@@ -33,14 +33,10 @@ class Fixed(CreditStrategy):
                 f"{', '.join(self.file.ratios) or 'no'} profiles; for these take ReCAST with FromFile"
             )
 
-    def table(self, names: Sequence[str], budgets_R: Tensor, levels: Tensor) -> Tensor:
-        """The file's table.
-
-        Raises:
-            ValueError: where it is of other rewards, noise levels or budgets; names both.
-        """
+    def check(self, names: Sequence[str], budgets_R: Tensor) -> None:
+        """Refuses a table of other rewards or budgets; names both."""
         assert self.file.table_RK is not None
-        check_same(self.file, tuple(names), levels, what=f"the table in {self.path}")
+        check_same(self.file, tuple(names), self.file.levels, what=f"the table in {self.path}")
         wanted_R = budgets_R.double() / budgets_R.double().sum()
         rows_R = self.file.table_RK.sum(1)
         if (rows_R - wanted_R).abs().max() > TOLERANCE:
@@ -48,6 +44,16 @@ class Fixed(CreditStrategy):
                 f"the table in {self.path} gives the rewards the shares {_listed(rows_R)}, rewards.budgets "
                 f"asks for {_listed(wanted_R)}; set the budgets to the table's, or make a table of these"
             )
+
+    def table(self, names: Sequence[str], budgets_R: Tensor, levels: Tensor) -> Tensor:
+        """The file's table.
+
+        Raises:
+            ValueError: where it is of other rewards, noise levels or budgets; names both.
+        """
+        assert self.file.table_RK is not None
+        self.check(names, budgets_R)
+        check_same(self.file, tuple(names), levels, what=f"the table in {self.path}")
         return self.file.table_RK.clone()
 
 

@@ -40,8 +40,13 @@ class Moment:
     """An estimate of E[g^α]."""
 
     value: float
-    error: float  # standard error, by the jackknife
+    error: float  # standard error
     samples: int  # that it rests on
+    units: int  # independent ones, groups or samples, that the error was computed from
+
+
+UNKNOWN = Moment(value=1.0, error=float("inf"), samples=0, units=0)
+"""Where there are too few scores to say anything."""
 
 
 def paired_moment(
@@ -59,7 +64,7 @@ def paired_moment(
         The moment; 1 ± 0 for a constant reward.
 
     Raises:
-        TooFewScores: where no group has M valid samples.
+        TooFewScores: where no group has M valid samples, or only one has and no more than those.
         ValueError: for `ratio` where a score is negative.
 
     The standard error leaves out one group at a time, or one sample where there are fewer than `CLUSTERS`
@@ -102,7 +107,11 @@ def paired_moment(
     left_out = finish(without, draws)
     units = len(left_out)
     error = ((left_out - left_out.mean()).square().sum() * (units - 1) / units).sqrt()
-    return Moment(value=float(finish(pooled_P, draws)), error=float(error), samples=int(keep_N.sum()))
+    if not error.isfinite():  # without one of them nothing is left
+        raise TooFewScores(f"{units} valid samples are too few for an error")
+    return Moment(
+        value=float(finish(pooled_P, draws)), error=float(error), samples=int(keep_N.sum()), units=units
+    )
 
 
 def _power_terms(x_MN: Tensor) -> Tensor:

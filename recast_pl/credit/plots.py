@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from recast_pl.credit.evidence import Profile
+from recast_pl.credit.profile import Profile
 from recast_pl.types import Weights
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ For every convex power and every prediction f > 0 of ρ that was not fitted on i
 E[g^α] ≥ E[f^α + α f^(α−1) (ρ − f)]: the tangent at f, with equality where f = E[ρ | x_t, c]. A plug-in of f
 alone would be too large wherever f is noisy.
 
-Shape suffixes: N samples.
+Shape suffixes: N samples, G groups.
 """
 
 from typing import Literal
@@ -13,49 +13,107 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recast_pl.credit.moments import CLUSTERS, RELATIVE_SPREAD, Moment, Normalisation
+from recast_pl.credit.moments import CLUSTERS, RELATIVE_SPREAD, Moment, Normalisation, TooFewScores
 
 Regression = Literal["linear", "isotonic"]
 
 
-def standardised(values_N: Tensor, group_N: Tensor) -> Tensor:
-    """(x − group mean) √(k/(k−1)) / pooled spread: variance 1 also in small groups; 0 where nothing varies."""
+def predicted_moment(
+    predictor_B: Tensor,
+    score_B: Tensor,
+    group_B: Tensor,
+    *,
+    alpha: float,
+    normalisation: Normalisation,
+    clip: float,
+    regression: Regression,
+) -> Moment:
+    """A lower bound on E[g^α]: what a number known at x_t says of the sample's own score, within prompts.
+
+    Under `optimality` ρ = 1 + z/A with z the standardised score. Under `ratio` order 2 alone:
+    E[g²] = 1 + E[Var(h | c)] / E[μ_c²] with h = E[r | x_t, c] and the prompts' means μ_c, numerator by the
+    tangent in units of the score, denominator by products of different samples, each pooled before the
+    division.
+
+    Args:
+        predictor_B: one number for each sample, NaN where masked.
+        score_B: the samples' scores, NaN where masked.
+        group_B: int64.
+        alpha: order.
+        normalisation: see `recast_pl.credit.moments`.
+        clip: A, for `optimality`.
+        regression: see `cross_fitted`.
+
+    Raises:
+        TooFewScores: where no group has two valid samples.
+        ValueError: for `ratio` where a score is negative.
+    """
+    keep_B = predictor_B.isfinite() & score_B.isfinite()
+    group_N = group_B[keep_B]
+    if not (group_N.unique(return_counts=True)[1] > 1).any():
+        raise TooFewScores("no group has 2 valid samples")
+    score_N, several_N = score_B[keep_B].double(), in_groups_of_several(group_N)
+    score_N, group_N = score_N[several_N], group_N[several_N]
+    predictor_N = standardised(predictor_B[keep_B][several_N], group_N)
+    if normalisation == "optimality":
+        z_N = standardised(score_N, group_N)
+        if not z_N.any():
+            return _certain(group_N)
+        prediction_N = cross_fitted(predictor_N, z_N, group_N, regression=regression)
+        terms_N = tangent_terms(1 + z_N / clip, 1 + prediction_N / clip, alpha)
+        return mean_moment(terms_N, z_N.square(), group_N)
+    if (score_N < 0).any():
+        raise ValueError(
+            f"normalisation 'ratio' needs scores of at least 0, but one is {float(score_N.min()):g}; take "
+            "'optimality'"
+        )
+    centred_N, square_N = centred(score_N, group_N), squared_means(score_N, group_N)
+    if not centred_N.any() or not square_N.sum() > 0:
+        return _certain(group_N)
+    prediction_N = cross_fitted(predictor_N, centred_N, group_N, regression=regression)
+    return ratio_moment(2 * centred_N * prediction_N - prediction_N.square(), square_N, group_N)
+
+
+def _certain(group_N: Tensor) -> Moment:
+    """Of a constant reward: nothing to tell."""
+    return Moment(value=1.0, error=0.0, samples=len(group_N), units=len(group_N))
+
+
+def in_groups_of_several(group_N: Tensor) -> Tensor:
+    """Which samples are not alone in their group: N, bool."""
+    _, index_N, count_G = group_N.unique(return_inverse=True, return_counts=True)
+    several: Tensor = count_G[index_N] > 1
+    return several
+
+
+def centred(values_N: Tensor, group_N: Tensor) -> Tensor:
+    """(x − group mean) √(k/(k−1)): products of two such have the covariance as their mean, in any k ≥ 2."""
     _, index_N, count_G = group_N.unique(return_inverse=True, return_counts=True)
     x_N, k_N = values_N.double(), count_G[index_N].double()
     sums_G = torch.zeros(len(count_G), dtype=torch.float64).index_add_(0, index_N, x_N)
     centred_N = (x_N - sums_G[index_N] / k_N) * (k_N / (k_N - 1).clamp_min(1)).sqrt()
-    several = k_N > 1
-    if not several.any():
-        return torch.zeros_like(x_N)
-    spread = centred_N[several].square().mean().sqrt()
-    if not spread > RELATIVE_SPREAD * x_N.abs().max():
-        return torch.zeros_like(x_N)
-    result: Tensor = centred_N / spread
+    spread = centred_N.square().mean().sqrt()
+    rounding = not spread > RELATIVE_SPREAD * x_N.abs().max()
+    return torch.zeros_like(x_N) if rounding else centred_N
+
+
+def standardised(values_N: Tensor, group_N: Tensor) -> Tensor:
+    """`centred`, over its pooled spread: mean square 1; 0 where nothing varies. Groups of one are left at 0."""
+    centred_N = centred(values_N, group_N)
+    several_N = in_groups_of_several(group_N)
+    if not several_N.any() or not centred_N.any():
+        return torch.zeros_like(centred_N)
+    result: Tensor = centred_N / centred_N[several_N].square().mean().sqrt()
     return result
 
 
-def density_ratio(scores_N: Tensor, group_N: Tensor, *, normalisation: Normalisation, clip: float) -> Tensor:
-    """ρ of each sample; see `recast_pl.credit.moments` for the two ways. Mean about 1.
-
-    For `ratio` the mean that a sample is divided by leaves the sample itself out; its order-1/k excess is
-    divided away on average.
-
-    Raises:
-        ValueError: for `ratio` where a score is negative.
-    """
-    if normalisation == "optimality":
-        return 1 + standardised(scores_N, group_N) / clip
-    if (scores_N < 0).any():
-        raise ValueError(
-            f"normalisation 'ratio' needs scores of at least 0, but one is {float(scores_N.min()):g}; take "
-            "'optimality'"
-        )
+def squared_means(values_N: Tensor, group_N: Tensor) -> Tensor:
+    """x_i times the mean of the others in its group, whose mean is the squared mean of the group's law."""
     _, index_N, count_G = group_N.unique(return_inverse=True, return_counts=True)
-    x_N, k_N = scores_N.double(), count_G[index_N].double()
+    x_N, k_N = values_N.double(), count_G[index_N].double()
     sums_G = torch.zeros(len(count_G), dtype=torch.float64).index_add_(0, index_N, x_N)
-    others_N = (sums_G[index_N] - x_N) / (k_N - 1).clamp_min(1)
-    rho_N = torch.where(others_N > 0, x_N / others_N.clamp_min(1e-300), 1.0)
-    return rho_N / rho_N.mean()
+    product_N: Tensor = x_N * (sums_G[index_N] - x_N) / (k_N - 1)
+    return product_N
 
 
 def cross_fitted(
@@ -106,20 +164,22 @@ def tangent_terms(rho_N: Tensor, prediction_N: Tensor, alpha: float) -> Tensor:
     return f_N.pow(alpha) + alpha * f_N.pow(alpha - 1) * (rho_N - f_N) - alpha * (rho_N - 1)
 
 
-def mean_moment(terms_N: Tensor, rho_N: Tensor, group_N: Tensor, *, normalisation: Normalisation) -> Moment:
+def mean_moment(terms_N: Tensor, square_N: Tensor, group_N: Tensor) -> Moment:
     """The mean of terms, with its standard error over groups (over samples below `CLUSTERS` groups).
 
-    Under `optimality` the mean of (ρ − 1)² is fixed by construction, so what counts for the error is a term's
-    deviation from its share of that: a reward that is wholly known has the error 0.
+    The mean of z² is fixed by construction, so what counts for the error is a term's deviation from its share
+    of that: a reward that is wholly known has the error 0.
     """
+    return ratio_moment(terms_N - 1, square_N / square_N.mean(), group_N)
+
+
+def ratio_moment(part_N: Tensor, whole_N: Tensor, group_N: Tensor) -> Moment:
+    """1 + Σ part / Σ whole, with the standard error of a ratio over groups (over samples if they are few)."""
     _, index_N, count_G = group_N.unique(return_inverse=True, return_counts=True)
-    value = terms_N.mean()
-    deviations = terms_N - value
-    if normalisation == "optimality":
-        square_N = (rho_N - 1).square()
-        deviations = (terms_N - 1) - (value - 1) * square_N / square_N.mean()
+    ratio = part_N.sum() / whole_N.sum()
+    deviations = part_N - ratio * whole_N
     if len(count_G) >= CLUSTERS:
         deviations = torch.zeros(len(count_G), dtype=torch.float64).index_add_(0, index_N, deviations)
     units = len(deviations)
-    error = (deviations.square().sum() * units / max(units - 1, 1)).sqrt() / len(terms_N)
-    return Moment(value=float(value), error=float(error), samples=len(terms_N))
+    error = (deviations.square().sum() * units / max(units - 1, 1)).sqrt() / whole_N.sum().abs()
+    return Moment(value=float(1 + ratio), error=float(error), samples=len(part_N), units=units)

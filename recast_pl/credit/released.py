@@ -2,7 +2,8 @@
 
 `sigmas` holds the K + 1 noise levels from 1 to 0; `ratio__NAME` density ratios N × K at the steps'
 destinations, in the scheduler's order. Beside them this package writes `rewards` and `table`: W, stored from
-clean to noise as the released code stores its tables, so turned round against everything else here.
+clean to noise as the released code stores its tables, so turned round against everything else here; and
+`evidence_…`, the moments with their errors and the divergence that they are of, so that W can be made again.
 
 Reference: the released code of "ReCAST", 2026 (arXiv 2609.13425).
 """
@@ -10,14 +11,28 @@ Reference: the released code of "ReCAST", 2026 (arXiv 2609.13425).
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recast_pl.credit.evidence import Profile
+from recast_pl.credit.evidence import Evidence
+from recast_pl.credit.profile import Profile
 
 PREFIX = "ratio__"
+TILT = ("alpha", "normalisation", "clip")
+TABLES = ("moments", "errors", "samples", "units")  # of the evidence, R × K
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Evidence, and which divergence it is of."""
+
+    evidence: Evidence
+    alpha: float
+    normalisation: str
+    clip: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +43,7 @@ class Released:
     levels: Tensor  # K + 1, float64
     ratios: Mapping[str, Tensor]  # by name, N × K, float64; may be empty
     table_RK: Tensor | None  # W, rows λ/Σλ; in the order of `names`
+    measured: Measured | None  # what the ratios stand for, where this package wrote the file
 
 
 def equivalent_ratios(moments_K: Tensor, alpha: float, *, rows: int = 64) -> Tensor:
@@ -72,6 +88,7 @@ def write(
     levels: Tensor,
     ratios: Mapping[str, Tensor],
     table_RK: Tensor,
+    measured: Measured | None = None,
 ) -> None:
     """Writes a file and reads it back.
 
@@ -84,10 +101,14 @@ def write(
         "rewards": np.asarray(names),
         "table": table_RK.flip(1).double().numpy(),
     }
+    if measured is not None:
+        arrays |= {f"evidence_{key}": np.asarray(getattr(measured, key)) for key in TILT}
+        arrays |= {f"evidence_{key}": getattr(measured.evidence, f"{key}_RK").numpy() for key in TABLES}
     np.savez(path, allow_pickle=False, **arrays)
     back = read(path)
     assert back.table_RK is not None
     same = back.names == names and torch.equal(back.table_RK, table_RK.double())
+    same = same and torch.equal(back.levels, levels.double())
     if not (same and all(torch.equal(back.ratios[key], value.double()) for key, value in ratios.items())):
         raise OSError(f"{path}: what was read back is not what was written")
 
@@ -105,8 +126,9 @@ def read(path: Path) -> Released:
         raise ValueError(f"{path}: no `sigmas`; it holds {', '.join(arrays) or 'nothing'}")
     levels = torch.from_numpy(arrays["sigmas"].astype(np.float64))
     steps = len(levels) - 1
-    if steps < 1 or not (levels.diff() < 0).all() or levels[-1] != 0:
-        raise ValueError(f"{path}: `sigmas` must fall from noise to 0, got {levels.tolist()}")
+    falls = steps >= 1 and bool((levels.diff() < 0).all())
+    if not falls or levels[-1] != 0 or not 0 < levels[0] <= 1 + 1e-6:
+        raise ValueError(f"{path}: `sigmas` must fall from noise (at most 1) to 0, got {levels.tolist()}")
     ratios = {
         key.removeprefix(PREFIX): torch.from_numpy(value.astype(np.float64))
         for key, value in arrays.items()
@@ -121,8 +143,20 @@ def read(path: Path) -> Released:
     table = None
     if "table" in arrays:
         table = torch.from_numpy(arrays["table"].astype(np.float64)).flip(1)
-        if table.shape != (len(names), steps):
+        if table.shape != (len(names), steps) or not (table.isfinite().all() and (table >= 0).all()):
             raise ValueError(
-                f"{path}: `table` must be {len(names)} × {steps} (rewards × steps), got {tuple(table.shape)}"
+                f"{path}: `table` must be finite, at least 0 and {len(names)} × {steps} (rewards × steps), "
+                f"got {tuple(table.shape)}"
             )
-    return Released(names=names, levels=levels, ratios=ratios, table_RK=table)
+    measured = _measured(arrays, names, levels) if "evidence_alpha" in arrays else None
+    return Released(names=names, levels=levels, ratios=ratios, table_RK=table, measured=measured)
+
+
+def _measured(arrays: Mapping[str, Any], names: tuple[str, ...], levels: Tensor) -> Measured:
+    tables = {f"{key}_RK": torch.from_numpy(arrays[f"evidence_{key}"].astype(np.float64)) for key in TABLES}
+    return Measured(
+        evidence=Evidence(names=names, levels=levels, reward_calls=0, seconds=0.0, **tables),
+        alpha=float(arrays["evidence_alpha"]),
+        normalisation=str(arrays["evidence_normalisation"]),
+        clip=float(arrays["evidence_clip"]),
+    )

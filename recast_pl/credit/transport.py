@@ -103,14 +103,16 @@ def _ascend(kernel_RK: Tensor, share_R: Tensor, f_R: Tensor, *, iterations: int 
         gradient_R = share_R - P_RK.sum(1)
         if gradient_R.abs().max() <= TOLERANCE:
             break
+        rounding = 1e-15 * (1 + float(kernel_RK.abs().max()) + float(f_R.abs().max()))
         curvature = torch.diag(P_RK.sum(1)) - P_RK @ P_RK.T * P_RK.shape[1]
         while damping < 1e6:
             damped = curvature + damping * torch.eye(len(share_R), dtype=torch.float64)
             step_R = torch.linalg.solve(damped, gradient_R)
             step_R = step_R - step_R.mean()  # a common constant changes nothing
-            if (tried := dual(f_R + step_R)) >= value - 1e-15 * abs(value) and _nearer(
-                kernel_RK, share_R, f_R + step_R, gradient_R, gained=tried - value
-            ):
+            tried = dual(f_R + step_R)
+            nearer = _miss(kernel_RK, share_R, f_R + step_R) < float(gradient_R.abs().max())
+            # near the top the dual is flat to rounding, and only the rows tell a better point
+            if tried > value + rounding or (nearer and tried > value - rounding):
                 f_R, value, damping = f_R + step_R, tried, max(damping / 100, 1e-15)
                 break
             damping = damping * 10
@@ -119,8 +121,6 @@ def _ascend(kernel_RK: Tensor, share_R: Tensor, f_R: Tensor, *, iterations: int 
     return f_R
 
 
-def _nearer(kernel_RK: Tensor, share_R: Tensor, f_R: Tensor, gradient_R: Tensor, *, gained: float) -> bool:
-    """Whether a step is worth taking: the dual has clearly grown, or the rows have come nearer."""
-    if gained > 1e-9:
-        return True
-    return bool((share_R - _columns(kernel_RK, f_R).sum(1)).abs().max() < gradient_R.abs().max())
+def _miss(kernel_RK: Tensor, share_R: Tensor, f_R: Tensor) -> float:
+    """How far the worst row is from its share."""
+    return float((share_R - _columns(kernel_RK, f_R).sum(1)).abs().max())

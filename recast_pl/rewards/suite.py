@@ -4,6 +4,7 @@ Shape suffixes: R rewards, B samples.
 """
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -45,6 +46,7 @@ class RewardSuite:
         self.rewards = dict(rewards)
         self.budgets = self._checked(budgets)
         self.micro_batch_size, self.on_failure = micro_batch_size, on_failure
+        self.seconds = dict.fromkeys(self.rewards, 0.0)  # that each reward has taken so far
         self._device: torch.device | None = None
 
     @property
@@ -126,7 +128,7 @@ class RewardSuite:
 
     def _scores_of(self, name: str, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """One reward's scores [B], NaN where they failed."""
-        done = []
+        done, began = [], time.perf_counter()
         with torch.autocast(images.device.type, enabled=False):
             for start in range(0, len(images), self.micro_batch_size):
                 rows = slice(start, start + self.micro_batch_size)
@@ -139,6 +141,7 @@ class RewardSuite:
                     rank_zero_warn(f"the reward {name!r} failed and is masked: {error}")
                     scores = torch.full((len(part),), torch.nan, device=images.device)
                 done.append(scores)
+        self.seconds[name] += time.perf_counter() - began
         return torch.cat(done) if done else images.new_empty(0)
 
     def _checked_scores(self, name: str, scores: Tensor, images: Tensor) -> Tensor:

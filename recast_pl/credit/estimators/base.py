@@ -1,14 +1,14 @@
 """What every estimator of discriminability profiles is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from recast_pl.credit.evidence import Evidence, Probe
-from recast_pl.credit.moments import Normalisation
+from recast_pl.credit.evidence import Evidence
+from recast_pl.credit.moments import UNKNOWN, Moment, Normalisation, TooFewScores
+from recast_pl.credit.probe import Probe
 from recast_pl.noise import Purpose, keyed_normal
 from recast_pl.types import UpdatePart
 
@@ -28,6 +28,9 @@ class ProfileEstimator(ABC):
     every reward would seem known at the first step.
     """
 
+    repeats: bool = False
+    """Whether each measurement is the same evidence again, which is not averaged."""
+
     def check(self, tilt: Tilt) -> None:  # noqa: B027 - most orders are fine for most
         """Refuses a divergence that this estimator cannot measure.
 
@@ -40,7 +43,10 @@ class ProfileEstimator(ABC):
         """The evidence of one iteration's clean samples."""
 
     def watch(self, part: UpdatePart) -> None:  # noqa: B027 - most learn nothing
-        """Sees what the policy update computes anyway, for N (sample, step) pairs, without gradients."""
+        """Sees what the policy update computes anyway, for N (sample, step) pairs; keeps no graph of it."""
+
+    def learn(self, total: Callable[[Tensor], Tensor]) -> None:  # noqa: B027
+        """After an iteration's update, once on every process; `total` sums a tensor over processes."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """What a checkpoint must hold of the estimator: plain types and tensors."""
@@ -76,16 +82,20 @@ def own_scores(probe: Probe) -> Tensor:
     return probe.experience.scores.values_RB.double().cpu()
 
 
-@torch.no_grad()
-def finished(probe: Probe, values: list[list[Any]], *, reward_calls: int, seconds: float) -> Evidence:
-    """Evidence from R × K moments."""
-    scores = probe.experience.scores
-    return Evidence(
-        names=scores.names,
+def attempted(moment: Callable[[], Moment]) -> Moment:
+    """The moment, or `UNKNOWN` where too many scores are masked."""
+    try:
+        return moment()
+    except TooFewScores:
+        return UNKNOWN
+
+
+def evidence_of(probe: Probe, moments: list[list[Moment]], *, reward_calls: int, seconds: float) -> Evidence:
+    """Evidence on the probe's rewards and levels from R × K moments."""
+    return Evidence.of(
+        moments,
+        names=probe.experience.scores.names,
         levels=probe.experience.rollout.levels,
-        moments_RK=torch.tensor([[m.value for m in row] for row in values], dtype=torch.float64),
-        errors_RK=torch.tensor([[m.error for m in row] for row in values], dtype=torch.float64),
-        samples=scores.values_RB.shape[1],
         reward_calls=reward_calls,
         seconds=seconds,
     )

@@ -6,15 +6,21 @@ import torch
 
 from recast_pl.credit import released
 from recast_pl.credit.estimators.base import ProfileEstimator, Tilt
-from recast_pl.credit.evidence import Evidence, Probe, check_same
+from recast_pl.credit.evidence import Evidence, check_same
+from recast_pl.credit.probe import Probe
 
 
 class FromFile(ProfileEstimator):
     """Profiles from an NPZ file of density ratios (`recast_pl profile` writes one).
 
+    A file of `profile` holds its evidence with errors, which gives the W that `profile` gave. Of any other file
+    the density ratios are taken at their word, as the released code does.
+
     Args:
         path: of the file; see `recast_pl.credit.released`.
     """
+
+    repeats = True
 
     def __init__(self, *, path: str) -> None:
         self.path = Path(path)
@@ -23,26 +29,41 @@ class FromFile(ProfileEstimator):
                 f"credit.strategy.init_args.estimator.init_args.path: no file {path}; "
                 "`python -m recast_pl profile --config …` writes one"
             )
+        self.file = released.read(self.path)
+
+    def check(self, tilt: Tilt) -> None:
+        """Refuses evidence of another divergence; names both."""
+        measured = self.file.measured
+        for key in () if measured is None else released.TILT:
+            there, wanted = getattr(measured, key), getattr(tilt, key)
+            if there != wanted:
+                raise ValueError(
+                    f"credit.strategy.init_args.{key}: the evidence in {self.path} is of {key} {there}, this "
+                    f"run's is {wanted}"
+                )
 
     def measure(self, probe: Probe, tilt: Tilt) -> Evidence:
-        """The file's moments.
+        """What the file holds.
 
         Raises:
             ValueError: for a file of other rewards or noise levels; names both.
         """
-        file = released.read(self.path)
-        names, levels = probe.experience.scores.names, probe.experience.rollout.levels
+        file, names, levels = self.file, probe.experience.scores.names, probe.experience.rollout.levels
         check_same(file, names, levels, what=str(self.path))
+        if file.measured is not None:
+            return file.measured.evidence
         lacking = [name for name in names if name not in file.ratios]
         if lacking:
             raise ValueError(f"{self.path}: no density ratios of {', '.join(lacking)}")
         moments_RK = torch.stack([file.ratios[name].pow(tilt.alpha).mean(0) for name in names])
+        count = torch.tensor([[float(len(file.ratios[name]))] for name in names], dtype=torch.float64)
         return Evidence(
             names=names,
             levels=levels,
             moments_RK=moments_RK,
             errors_RK=torch.zeros_like(moments_RK),
-            samples=min(len(ratio) for ratio in file.ratios.values()),
+            samples_RK=count.expand_as(moments_RK).clone(),
+            units_RK=count.expand_as(moments_RK).clone(),
             reward_calls=0,
             seconds=0.0,
         )

@@ -1,13 +1,23 @@
 """PairedCompletions: what two clean samples of one noisy sample still agree on."""
 
 import time
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from recast_pl.credit.estimators.base import ProfileEstimator, Tilt, finished, own_scores, renoised, scored
-from recast_pl.credit.evidence import Evidence, Probe
-from recast_pl.credit.moments import paired_moment
+from recast_pl.credit.estimators.base import (
+    ProfileEstimator,
+    Tilt,
+    attempted,
+    evidence_of,
+    own_scores,
+    renoised,
+    scored,
+)
+from recast_pl.credit.evidence import Evidence
+from recast_pl.credit.moments import Moment, paired_moment
+from recast_pl.credit.probe import Probe
 from recast_pl.noise import Purpose, keyed_normal
 from recast_pl.rollout.solvers import ancestral
 
@@ -19,11 +29,11 @@ class PairedCompletions(ProfileEstimator):
     own x0 is one draw from p(x0 | x_t), so α − 1 completions make a pair (α = 2) or a triple (α = 3). At t = 0
     the picture is scored again: a reward that is noise then shows as one.
 
-    Steps too coarse make completions too narrow and D too large. Measured on Gaussians of standard deviation 3,
-    1 and .3 with a probit reward (`benchmarks/completion_steps.py`), the largest relative excess of D over its
-    closed form at t ≤ .6: with 10 steps .03, .14 and .23, with 25 steps .02, .05 and .15, with 100 steps .01,
-    .01 and .08; for order 3 with 10 steps .04, .16 and .31, with 25 steps .02, .07 and .14, with 100 steps .01,
-    .02 and .10.
+    Steps too coarse make completions too narrow and D too large. On Gaussians of standard deviation 3, 1 and .3
+    with a probit reward, in closed form (`benchmarks/completion_steps.py`), the largest relative excess of D at
+    t ≤ .9 is, for order 2: with 10 steps .16, .15 and .22, with 25 steps .07, .06 and .11, with 100 steps .02,
+    .02 and .03; for order 3: with 10 steps .21, .20 and .30, with 25 steps .08, .09 and .14, with 100 steps
+    .02, .02 and .04. It is alike at most levels, and W follows shapes.
 
     Costs (α − 1)·K·B pictures scored, and about half a rollout's network calls for each of the K levels.
 
@@ -53,15 +63,16 @@ class PairedCompletions(ProfileEstimator):
         began, clean_RB = time.perf_counter(), own_scores(probe)
         steps, draws = len(probe.experience.rollout.levels) - 1, int(tilt.alpha)
         group_B = probe.experience.group_B.cpu()
-        moments: list[list[object]] = [[] for _ in clean_RB]
+        moments: list[list[Moment]] = [[] for _ in clean_RB]
         for step in range(steps):
             x_t = renoised(probe, step)
             drawn = [scored(probe, self.complete(probe, x_t, step, draw)) for draw in range(1, draws)]
             for row, scores_MB in enumerate(torch.stack([clean_RB, *drawn], dim=1)):
-                moments[row].append(
-                    paired_moment(scores_MB, group_B, normalisation=tilt.normalisation, clip=tilt.clip)
+                measured = partial(
+                    paired_moment, scores_MB, group_B, normalisation=tilt.normalisation, clip=tilt.clip
                 )
-        return finished(
+                moments[row].append(attempted(measured))
+        return evidence_of(
             probe,
             moments,
             reward_calls=steps * (draws - 1) * clean_RB.numel(),

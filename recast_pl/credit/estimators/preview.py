@@ -1,50 +1,25 @@
 """Preview: how well the reward of the one-step clean estimate predicts the reward of the sample."""
 
 import time
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from recast_pl.credit.estimators.base import ProfileEstimator, Tilt, finished, own_scores, renoised, scored
-from recast_pl.credit.evidence import Evidence, Probe
-from recast_pl.credit.moments import Moment, Normalisation, TooFewScores
-from recast_pl.credit.regression import (
-    Regression,
-    cross_fitted,
-    density_ratio,
-    mean_moment,
-    standardised,
-    tangent_terms,
+from recast_pl.credit.estimators.base import (
+    ProfileEstimator,
+    Tilt,
+    attempted,
+    evidence_of,
+    own_scores,
+    renoised,
+    scored,
 )
+from recast_pl.credit.evidence import Evidence
+from recast_pl.credit.moments import Moment, Normalisation
+from recast_pl.credit.probe import Probe
+from recast_pl.credit.regression import Regression, predicted_moment
 from recast_pl.rollout.solvers import clean_estimate
-
-
-def preview_moment(
-    preview_B: Tensor,
-    score_B: Tensor,
-    group_B: Tensor,
-    *,
-    alpha: float,
-    normalisation: Normalisation,
-    clip: float,
-    regression: Regression,
-) -> Moment:
-    """A lower bound on E[g^α] from preview scores and final scores, NaN where masked.
-
-    Raises:
-        TooFewScores: where no group has two valid samples.
-    """
-    keep_B = preview_B.isfinite() & score_B.isfinite()
-    if not (group_B[keep_B].unique(return_counts=True)[1] > 1).any():
-        raise TooFewScores("no group has 2 valid previews")
-    preview_N, score_N, group_N = preview_B[keep_B], score_B[keep_B], group_B[keep_B]
-    rho_N = density_ratio(score_N, group_N, normalisation=normalisation, clip=clip)
-    if not (rho_N != 1).any():
-        return Moment(value=1.0, error=0.0, samples=len(rho_N))
-    x_N = standardised(preview_N, group_N)
-    prediction_N = 1 + cross_fitted(x_N, rho_N - 1, group_N, regression=regression)
-    terms_N = tangent_terms(rho_N, prediction_N, alpha)
-    return mean_moment(terms_N, rho_N, group_N, normalisation=normalisation)
 
 
 class Preview(ProfileEstimator):
@@ -67,11 +42,19 @@ class Preview(ProfileEstimator):
     def __init__(self, *, regression: Regression = "linear") -> None:
         self.regression: Regression = regression
 
+    def check(self, tilt: Tilt) -> None:
+        """Under `ratio` the bound can be pooled over prompts without bias for order 2 only."""
+        if tilt.normalisation == "ratio" and tilt.alpha != 2:
+            raise ValueError(
+                f"credit.strategy.init_args.alpha: with normalisation 'ratio' Preview measures order 2, got "
+                f"{tilt.alpha}; take 'optimality', or PairedCompletions for order 3"
+            )
+
     @torch.no_grad()
     def measure(self, probe: Probe, tilt: Tilt) -> Evidence:
         """See the class."""
         began, clean_RB = time.perf_counter(), own_scores(probe)
-        rollout, group_B = probe.experience.rollout, probe.experience.group_B.cpu()
+        rollout = probe.experience.rollout
         steps = len(rollout.levels) - 1
         moments: list[list[Moment]] = [[] for _ in clean_RB]
         for step in range(steps):
@@ -80,21 +63,24 @@ class Preview(ProfileEstimator):
             if t > 0:
                 preview = clean_estimate(preview, probe.velocity(preview, t, rollout.text), t)
             preview_RB = scored(probe, preview)
-            for row, (preview_B, score_B) in enumerate(zip(preview_RB, clean_RB, strict=True)):
-                moments[row].append(
-                    preview_moment(
-                        preview_B,
-                        score_B,
-                        group_B,
-                        alpha=tilt.alpha,
-                        normalisation=tilt.normalisation,
-                        clip=tilt.clip,
-                        regression=self.regression,
-                    )
-                )
-        return finished(
-            probe,
-            moments,
-            reward_calls=steps * clean_RB.numel(),
-            seconds=time.perf_counter() - began,
+            for row, pair in enumerate(zip(preview_RB, clean_RB, strict=True)):
+                moments[row].append(self.moment(*pair, probe.experience.group_B.cpu(), tilt))
+        return evidence_of(
+            probe, moments, reward_calls=steps * clean_RB.numel(), seconds=time.perf_counter() - began
+        )
+
+    def moment(self, preview_B: Tensor, score_B: Tensor, group_B: Tensor, tilt: Tilt) -> Moment:
+        """A lower bound on E[g^α] at one level from preview scores and final scores, NaN where masked."""
+        normalisation: Normalisation = tilt.normalisation
+        return attempted(
+            partial(
+                predicted_moment,
+                preview_B,
+                score_B,
+                group_B,
+                alpha=tilt.alpha,
+                normalisation=normalisation,
+                clip=tilt.clip,
+                regression=self.regression,
+            )
         )
