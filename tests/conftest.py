@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from miniature import save_clip, save_pipeline
 
 from recast_pl.policy import SD3Policy
@@ -57,3 +58,47 @@ def prompt_batch(texts, *, iteration=0, group_size=1, metadata=None):
         group_B=index // group_size,
         sample_B=index,
     )
+
+
+@pytest.fixture(scope="session")
+def overlay(pipeline_folder, clip_folder, tmp_path_factory):
+    """Only sources and sizes differ from the quickstart."""
+
+    def reward(path, **arguments):
+        return {"class_path": f"recast_pl.rewards.{path}", "init_args": arguments}
+
+    clip = reward("CLIPScore", pretrained=str(clip_folder))
+    content = {
+        "model": {
+            "policy": {
+                "class_path": "recast_pl.policy.SD3Policy",
+                "init_args": {"pretrained": str(pipeline_folder), "lora_rank": 2, "max_sequence_length": 1},
+            },
+            "rollout": {"class_path": "recast_pl.rollout.ODERollout", "init_args": {"num_steps": 4}},
+            "timesteps_per_sample": 2,
+        },
+        "rewards": {
+            "rewards": {
+                "clipscore": clip,
+                "composition": reward("Composition"),
+                "sharpness": reward("Sharpness"),
+                "jpeg": reward("JPEGIncompressibility"),
+            }
+        },
+        "judges": {"rewards": {"judge_clip": clip}},
+        "data": {
+            "train": {"class_path": "recast_pl.prompts.SceneGrammar", "init_args": {"count": 8}},
+            "evaluation": {
+                "class_path": "recast_pl.prompts.SceneGrammar",
+                "init_args": {"count": 6, "held_out": True},
+            },
+            "num_groups": 2,
+            "group_size": 3,
+            "iterations_per_epoch": 2,
+            "evaluation_batch_size": 4,
+        },
+        "trainer": {"max_epochs": 2, "enable_progress_bar": False},
+    }
+    path = tmp_path_factory.mktemp("overlay") / "miniature.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return str(path)

@@ -1,71 +1,16 @@
 """The real command line, in this process, on a miniature pipeline."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from command_line import CONFIGS, QUICKSTART, run
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recast_pl.cli import main
-from recast_pl.credit import CreditAssigner, released, renyi_divergence
-from recast_pl.profiling import profile_table
-
-CONFIGS = Path(__file__).parents[1] / "configs"
-QUICKSTART = str(CONFIGS / "quickstart.yaml")
-
-
-@pytest.fixture(scope="session")
-def overlay(pipeline_folder, clip_folder, tmp_path_factory):
-    """Only sources and sizes differ from the quickstart."""
-
-    def reward(path, **arguments):
-        return {"class_path": f"recast_pl.rewards.{path}", "init_args": arguments}
-
-    clip = reward("CLIPScore", pretrained=str(clip_folder))
-    content = {
-        "model": {
-            "policy": {
-                "class_path": "recast_pl.policy.SD3Policy",
-                "init_args": {"pretrained": str(pipeline_folder), "lora_rank": 2, "max_sequence_length": 1},
-            },
-            "rollout": {"class_path": "recast_pl.rollout.ODERollout", "init_args": {"num_steps": 4}},
-            "timesteps_per_sample": 2,
-        },
-        "rewards": {
-            "rewards": {
-                "clipscore": clip,
-                "composition": reward("Composition"),
-                "sharpness": reward("Sharpness"),
-                "jpeg": reward("JPEGIncompressibility"),
-            }
-        },
-        "judges": {"rewards": {"judge_clip": clip}},
-        "data": {
-            "train": {"class_path": "recast_pl.prompts.SceneGrammar", "init_args": {"count": 8}},
-            "evaluation": {
-                "class_path": "recast_pl.prompts.SceneGrammar",
-                "init_args": {"count": 6, "held_out": True},
-            },
-            "num_groups": 2,
-            "group_size": 3,
-            "iterations_per_epoch": 2,
-            "evaluation_batch_size": 4,
-        },
-        "trainer": {"max_epochs": 2, "enable_progress_bar": False},
-    }
-    path = tmp_path_factory.mktemp("overlay") / "miniature.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return str(path)
-
-
-def run(verb, overlay, folder, *extra):
-    return main(
-        [verb, "--config", QUICKSTART, "--config", overlay,
-         "--trainer.logger.init_args.save_dir", str(folder), *extra]
-    )  # fmt: skip
+from recast_pl.module import ReCASTModule
 
 
 @pytest.fixture(scope="session")
@@ -254,65 +199,19 @@ def test_missing_metadata_fails_before_any_weight_is_loaded(overlay, tmp_path, m
         run("fit", overlay, tmp_path, "--data.train", source)
 
 
-# ---------------------------------------------------------------------- profile
+def test_a_second_update_in_bf16_sees_the_weights_of_the_first(overlay, tmp_path, monkeypatch):
+    """Autocast keeps half-precision copies of weights; they must not outlive an optimiser step."""
+    plain, differences = ReCASTModule.velocities, []
 
-PAIRED = ("--credit.strategy.estimator", "recast_pl.credit.PairedCompletions")
+    def both(module, samples, text):
+        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False), torch.no_grad():
+            fresh = plain(module, samples, text).current_NCHW
+        velocities = plain(module, samples, text)
+        differences.append((velocities.current_NCHW - fresh).abs().max().item())
+        return velocities
 
-
-def credit_of(cli):
-    (credit,) = [callback for callback in cli.trainer.callbacks if isinstance(callback, CreditAssigner)]
-    return credit
-
-
-@pytest.fixture(scope="session")
-def profiled(overlay, tmp_path_factory):
-    """One finished `profile` and its folder."""
-    folder = tmp_path_factory.mktemp("profile")
-    return run("profile", overlay, folder, "--iterations", "2", "--folder", str(folder), *PAIRED), folder
-
-
-def test_profile_writes_what_can_be_read_back(profiled):
-    cli, folder = profiled
-    assert cli.model.iteration == 0
-    file, strategy = released.read(folder / "profiles.npz"), credit_of(cli).strategy
-    assert file.names == cli.model.rewards.names
-    torch.testing.assert_close(file.levels, cli.model.levels)
-    for row, name in enumerate(file.names):
-        again = renyi_divergence(file.ratios[name], strategy.alpha)
-        torch.testing.assert_close(again, strategy.profile.monotone_RK[row], atol=1e-9, rtol=0)
-    shares = cli.model.rewards.budgets_R / cli.model.rewards.budgets_R.sum()
-    torch.testing.assert_close(file.table_RK.sum(1), shares, atol=1e-9, rtol=0)
-    for name in ("profiles.png", "W.png"):
-        assert Image.open(folder / name).width > 300
-
-
-def test_profile_prints_a_table(profiled):
-    strategy = credit_of(profiled[0]).strategy
-    table = profile_table(strategy.profile, strategy.average.latest, dict.fromkeys(strategy.profile.names, 1.5))
-    (line,) = [line for line in table.splitlines() if line.startswith("jpeg ")]
-    assert float(line.split()[1]) == pytest.approx(
-        strategy.profile.total_R[strategy.profile.names.index("jpeg")].item(), abs=1e-5
-    )
-    assert line.split()[-2:] == ["48", "1.5"]  # 2 iterations × 6 samples × 4 levels
-
-
-def test_a_written_profile_and_table_train(profiled, overlay, tmp_path):
-    file = str(profiled[1] / "profiles.npz")
-    cli = run("fit", overlay, tmp_path, "--trainer.max_epochs", "1",
-              "--credit.strategy", "recast_pl.credit.Fixed", "--credit.strategy.path", file)  # fmt: skip
-    torch.testing.assert_close(cli.model.weights.values_RK / 4, released.read(Path(file)).table_RK)
-
-
-def test_profile_without_a_measuring_strategy_says_so(overlay, tmp_path, clip_folder):
-    with pytest.raises(ValueError, match="`profile` needs ReCAST with an estimator that measures.*got Uniform"):
-        run("profile", overlay, tmp_path, "--credit.strategy", "recast_pl.credit.Uniform")
-
-
-@pytest.mark.parametrize("name", ["uniform", "snr", "recast"])
-def test_strategies_are_swapped_by_overlay(name, overlay, tmp_path):
-    cli = run("fit", overlay, tmp_path, "--config", str(CONFIGS / "credit" / f"{name}.yaml"),
-              "--trainer.max_epochs", "1")  # fmt: skip
-    assert type(credit_of(cli).strategy).__name__.lower() == name
-    sums = cli.model.weights.values_RK.sum(1)
-    budgets = cli.model.rewards.budgets_R
-    torch.testing.assert_close(sums / sums.sum(), budgets / budgets.sum(), atol=1e-9, rtol=0)
+    monkeypatch.setattr(ReCASTModule, "velocities", both)
+    run("fit", overlay, tmp_path, "--trainer.precision", "bf16-mixed", "--trainer.max_epochs", "1",
+        "--model.updates_per_iteration", "2", "--model.optimizer.lr", "0.1")  # fmt: skip
+    assert len(differences) == 4
+    assert differences == [0] * 4

@@ -2,6 +2,7 @@
 
 import math
 import runpy
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from recast_pl.credit.evidence import Evidence, EvidenceAverage
 from recast_pl.credit.moments import TooFewScores, paired_moment
 from recast_pl.credit.profile import profile_of
 from recast_pl.credit.regression import cross_fitted, predicted_moment, standardised, tangent_terms
+from recast_pl.types import NoisedSamples, UpdatePart, Velocities
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 RATIO = SimpleNamespace(alpha=2.0, normalisation="ratio", clip=5.0)
@@ -165,6 +167,68 @@ def test_previews_of_groups_of_four_leave_no_bias_under_ratio():
         values.append(moment.value - 1)
     values = torch.tensor(values)
     assert (values.mean() - 2).abs() < 3 * values.std() / math.sqrt(200) + 0.02  # order 1/64 of the ratio
+
+
+class TwoProcesses:
+    """Sums over two threads that take the part of processes."""
+
+    def __init__(self):
+        self.barrier, self.values = threading.Barrier(2), [None, None]
+
+    def total_of(self, rank):
+        def total(tensor):
+            self.values[rank] = tensor
+            self.barrier.wait()
+            result = self.values[0] + self.values[1]
+            self.barrier.wait()
+            return result
+
+        return total
+
+
+def update_part(policy, probe, rows, steps):
+    """What the update would show of the samples `rows`, at two steps each."""
+    experience = probe.experience
+    row_N = torch.arange(rows.start, rows.stop).repeat_interleave(len(steps))
+    step_N = torch.tensor(steps).repeat(rows.stop - rows.start)
+    t_N = experience.rollout.levels[step_N].float()
+    x0 = experience.rollout.x0_BCHW[row_N].float()
+    noise = torch.randn(x0.shape, generator=torch.Generator().manual_seed(1))[: len(row_N)]
+    t = t_N[:, None, None, None]
+    samples = NoisedSamples(x0_NCHW=x0, noise_NCHW=noise, t_N=t_N, advantage_N=torch.zeros(len(row_N)))
+    velocity = torch.stack(
+        [policy.velocity(x, float(s)) for x, s in zip((1 - t) * x0 + t * noise, t_N, strict=True)]
+    )
+    velocities = Velocities(current_NCHW=velocity, old_NCHW=velocity, reference_NCHW=None)
+    return UpdatePart(experience=experience, row_N=row_N, step_N=step_N, samples=samples, velocities=velocities)
+
+
+def test_the_value_head_is_the_same_on_two_processes_as_on_one():
+    """Head, terms and so W: whatever part of the samples a process has, also half a group."""
+    policy = Gaussian(rewards={"linear": lambda x0: x0.double(), "square": lambda x0: x0.double() ** 2})
+    probe = policy.probe(samples=40, group_size=8)
+    halves = [slice(0, 20), slice(20, 40)]
+    parts = [update_part(policy, probe, half, (2, 5, 8)) for half in halves]
+    alone, pair, link = ValueHead(), [ValueHead(), ValueHead()], TwoProcesses()
+    for head in (alone, *pair):
+        head.check(OPTIMALITY)
+    for rank in (0, 1):
+        alone.watch(parts[rank])
+        pair[rank].watch(parts[rank])
+    for head in (alone, *pair):
+        head._ready(head._seen[0])  # threads would share the generator of initial weights
+    alone.learn(lambda tensor: tensor)
+    threads = [threading.Thread(target=pair[rank].learn, args=(link.total_of(rank),)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    for one, two, single in zip(*(head.head.parameters() for head in (*pair, alone)), strict=True):
+        assert torch.equal(one, two)
+        torch.testing.assert_close(one, single, atol=1e-5, rtol=1e-4)
+    assert torch.equal(pair[0]._sums, pair[1]._sums)
+    torch.testing.assert_close(pair[0]._sums, alone._sums, atol=1e-9, rtol=1e-9)
+    assert alone._sums[0, 0].tolist() == [0, 0, 5, 0, 0, 5, 0, 0, 5, 0]  # groups at each trained step
 
 
 # ---------------------------------------------------------------------- noise

@@ -106,8 +106,8 @@ class ReCAST(CreditStrategy):
         self.profile = profile_of(evidence, alpha=self.alpha, shrink=self.shrink)
         if masked := _masked(probe):
             rank_zero_warn(
-                f"all scores of {', '.join(masked)} are masked in the samples that credit looked at; W keeps to "
-                "what was known before, or to an even row"
+                f"all scores of {', '.join(masked)} are masked in the samples that credit looked at; W keeps "
+                "to what was known before, or to an even row"
             )
         silent, undetected = set(evidence.silent()), set(self.profile.undetected)
         if undetected - self._told and not undetected <= silent:

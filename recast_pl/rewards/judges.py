@@ -25,4 +25,5 @@ class JudgeSuite(RewardSuite):
         self.rewards = dict(rewards or {})
         self.budgets = dict.fromkeys(self.rewards, 0.0)
         self.micro_batch_size, self.on_failure = micro_batch_size, on_failure
+        self.seconds = dict.fromkeys(self.rewards, 0.0)
         self._device = None
