@@ -19,7 +19,7 @@ from torch import Tensor
 
 from recast_pl.cli import quieten
 from recast_pl.credit import PairedCompletions, Preview, Profile, ReCAST, ValueHead
-from recast_pl.credit.evidence import Probe
+from recast_pl.credit.probe import Probe
 from recast_pl.policy import SD3Policy
 from recast_pl.prompts import SceneGrammar
 from recast_pl.prompts.sampling import GroupedPrompts
@@ -145,6 +145,7 @@ def main() -> None:
             if strategy.needs_updates:
                 for part in bench.update_parts(probe.experience):
                     strategy.watch(part)
+                strategy.learn(lambda tensor: tensor)
             strategy.observe(probe)
             if number & (number - 1) == 0:
                 assert strategy.profile is not None
@@ -163,9 +164,13 @@ def main() -> None:
                 print(rows[-1], f"{time.perf_counter() - began:.0f} s", flush=True)
         assert strategy.profile is not None
         final[name] = strategy.profile
+        if name.startswith("Preview"):
+            share = (strategy.average.latest.moments_RK - 1) * strategy.clip**2
+            print(f"{name}: R² by level", [[round(x, 3) for x in row] for row in share.tolist()], flush=True)
     options.output.mkdir(parents=True, exist_ok=True)
     draw(truth.profile, final, rows, options.output / "profile_estimators.png")
     document = {
+        "threads": torch.get_num_threads(),
         "levels": bench.levels.tolist(),
         "rewards": list(truth.profile.names),
         "truth": wanted.tolist(),
@@ -218,7 +223,7 @@ def draw(truth: Profile, final: dict[str, Profile], rows: list[dict[str, Any]], 
         )
     cost.set_xscale("log")
     cost.set_ylim(bottom=0)
-    cost.set_xlabel("seconds in the estimator, 2 CPU cores")
+    cost.set_xlabel(f"seconds in the estimator, {torch.get_num_threads()} CPU thread(s)")
     cost.set_ylabel("mean |D(t)/D(0) − truth| over rewards and levels")
     cost.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)

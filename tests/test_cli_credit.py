@@ -8,7 +8,7 @@ from command_line import CONFIGS, credit_of, run
 from PIL import Image
 
 from recast_pl.credit import released, renyi_divergence
-from recast_pl.profiling import profile_table
+from recast_pl.profiling import change_line, profile_table
 
 PAIRED = ("--credit.strategy.estimator", "recast_pl.credit.PairedCompletions")
 

@@ -1,8 +1,10 @@
 """Pictures of W, of its history, and of the discriminability profiles it follows."""
 
 from collections.abc import Sequence
+from math import log
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,36 +16,47 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+LARGEST = 8.0  # ratio that has its own colour
+
+
 def weights_figure(weights: Weights) -> "Figure":
     """Heatmap of W (rows: rewards, columns: denoising steps from noise to clean by their source level).
 
-    The bars on the right are the row sums (budgets, shares of 1), those above the column sums times K.
+    Numbers are K·W. Colours are W over its row's mean: when a reward counts, beside the bars on the right that
+    say how much (row sums: budgets, shares of 1). The bars above are the column sums times K.
     """
+    from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
     W_RK = (weights.values_RK / weights.values_RK.shape[1]).numpy()
     rewards, steps = W_RK.shape
-    figure = Figure(figsize=(2.6 + 0.62 * steps, 1.9 + 0.5 * rewards), layout="constrained")
+    cell = min(0.62, 16 / steps)  # inches
+    figure = Figure(figsize=(2.6 + cell * max(steps, 4), 1.9 + 0.5 * rewards), layout="constrained")
     axes: dict[str, Axes] = figure.subplot_mosaic(
         [["columns", "."], ["table", "rows"]],
-        width_ratios=[max(steps, 4), 2.2],
+        width_ratios=[cell * max(steps, 4), 1.4],
         height_ratios=[1, max(rewards, 2)],
     )
     table, columns, rows = axes["table"], axes["columns"], axes["rows"]
 
-    image = table.imshow(
-        W_RK * steps, cmap="viridis", vmin=0, vmax=max(1e-12, (W_RK * steps).max()), aspect="auto"
-    )
-    threshold = (W_RK * steps).max() / 2
+    share_R1 = W_RK.sum(1, keepdims=True)
+    relative_RK = np.where(share_R1 > 0, W_RK * steps / np.maximum(share_R1, 1e-300), 1.0)
+    relative_RK = relative_RK.clip(1 / LARGEST, LARGEST)
+    span = max(1.25, relative_RK.max(), 1 / relative_RK.min())
+    image = table.imshow(relative_RK, cmap="coolwarm", norm=LogNorm(1 / span, span), aspect="auto")
     for r in range(rewards):
-        for k in range(steps):
-            value = W_RK[r, k] * steps
-            shade = "black" if value > threshold else "white"
-            table.text(k, r, f"{value:.2f}", ha="center", va="center", color=shade, fontsize=8)
+        for k in range(steps if cell > 0.45 else 0):  # numbers where they fit
+            strong = abs(log(relative_RK[r, k])) > 0.7 * log(span)
+            shade = "white" if strong else "black"
+            table.text(k, r, f"{W_RK[r, k] * steps:.2f}", ha="center", va="center", color=shade, fontsize=8)
     table.set_yticks(range(rewards), weights.names)
-    table.set_xticks(range(steps), [f"{t:.2f}" for t in weights.levels[:-1].tolist()])
+    shown = range(0, steps, max(1, round(0.45 / cell)))
+    table.set_xticks(list(shown), [f"{float(weights.levels[k]):.2f}" for k in shown])
     table.set_xlabel("noise level t of the denoising step (noise → clean)")
-    figure.colorbar(image, ax=rows, location="right", label="K·W", aspect=12)
+    bar = figure.colorbar(image, ax=rows, location="right", label="W / its row's mean", aspect=12)
+    ticks = [1 / span, 1.0, span]
+    bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
+    bar.minorticks_off()
 
     columns.bar(range(steps), W_RK.sum(0) * steps, color="#7a8ca3", width=0.8)
     columns.set_xlim(-0.5, steps - 0.5)
@@ -76,7 +89,9 @@ def profile_figure(profile: Profile) -> "Figure":
         curve = torch.cat([zero, profile.monotone_RK[row]]) / scale
         told = "" if name not in profile.undetected else ", not told from noise"
         (line,) = axes.plot(levels, curve.tolist(), label=f"{name} (D = {total:.3g}{told})", linewidth=1.8)
-        raw, error = profile.divergence_RK[row] / scale, profile.errors_RK[row] / scale
+        known = profile.errors_RK[row].isfinite()
+        raw = torch.where(known, profile.divergence_RK[row], torch.nan) / scale
+        error = torch.where(known, profile.errors_RK[row], torch.nan) / scale
         axes.plot(levels[1:], raw.tolist(), "o", color=line.get_color(), markersize=3.5)
         axes.fill_between(
             levels[1:],
