@@ -133,24 +133,32 @@ class ReCASTModule(pl.LightningModule):
     def experience(self, batch: PromptBatch) -> Experience:
         """The iteration's rollout and scores; made once, for credit may look before the training step does."""
         if self._experience is None or self._experience.rollout.batch is not batch:
-            rollout = self.collect(batch, role="old")
+            scoring = self.rewards.begin(batch.prompts)
+            rollout = self.collect(batch, role="old", on_images=scoring.add)
             with self.clock("rewards"):
-                scores = self.score_everywhere(rollout.images_B3HW, batch.prompts)
+                scores = self.everywhere(scoring.result())
             own = slice(self.global_rank * len(batch), (self.global_rank + 1) * len(batch))
             group_B = self._gathered(batch.group_B.to(self.device)).flatten()
             self._experience = Experience(rollout=rollout, scores=scores, group_B=group_B, own=own)
         return self._experience
 
-    def collect(self, batch: PromptBatch, *, role: Role) -> Rollout:
-        """Clean samples and pictures of `role` for the batch's prompts."""
-        clock, policy = self.clock, self.policy
+    def collect(
+        self, batch: PromptBatch, *, role: Role, on_images: Callable[[Tensor], None] | None = None
+    ) -> Rollout:
+        """Clean samples and pictures of `role` for the batch's prompts; `on_images` gets them part by part."""
+        clock, policy, images = self.clock, self.policy, []
+
+        def decode(x0: Tensor) -> None:
+            with clock("decode"):
+                images.append(policy.decode(x0))
+            if on_images is not None:
+                on_images(images[-1])
+
         with torch.no_grad(), policy.using(role):
             with clock("text"):
                 text = policy.text(batch.texts)
             with clock("rollout"):
-                x0_BCHW = self.rollout.sample(policy, batch, text, seed=self.seed)
-            with clock("decode"):
-                images = [policy.decode(part) for part in x0_BCHW.split(self.rollout.micro_batch_size)]
+                x0_BCHW = self.rollout.sample(policy, batch, text, seed=self.seed, on_samples=decode)
         return Rollout(
             batch=batch, text=text, x0_BCHW=x0_BCHW, images_B3HW=torch.cat(images), levels=self.levels
         )

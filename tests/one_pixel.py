@@ -88,12 +88,12 @@ class Near(Reward):
 
 def train(
     rewards, *, epochs=8, budgets=None, advantages=None, updates=1, folder=None, resume=None, callbacks=(),
-    credit=None, steps=8, precision="32-true",
+    credit=None, steps=8, precision="32-true", options=None,
 ):  # fmt: skip
     module = ReCASTModule(
         policy=OnePixel(),
-        rewards=RewardSuite(rewards=rewards, budgets=budgets),
-        rollout=ODERollout(num_steps=steps, progress_bar=False),
+        rewards=RewardSuite(rewards=rewards, budgets=budgets, options=options),
+        rollout=ODERollout(num_steps=steps, micro_batch_size=10, progress_bar=False),
         advantages=advantages or PerReward(),
         objective=DiffusionNFT(beta=1.0, reference_coefficient=0.0),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.03),

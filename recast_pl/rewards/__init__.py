@@ -3,10 +3,11 @@
 from recast_pl.rewards.base import Reward
 from recast_pl.rewards.clipscore import CLIPScore
 from recast_pl.rewards.composition import Composition
+from recast_pl.rewards.guarded import RewardFailure, RewardOptions
 from recast_pl.rewards.jpeg import JPEGCompressibility, JPEGIncompressibility
 from recast_pl.rewards.judges import JudgeSuite
 from recast_pl.rewards.sharpness import Sharpness
-from recast_pl.rewards.suite import RewardFailure, RewardSuite
+from recast_pl.rewards.suite import RewardSuite
 
 __all__ = [
     "CLIPScore",
@@ -16,6 +17,7 @@ __all__ = [
     "JudgeSuite",
     "Reward",
     "RewardFailure",
+    "RewardOptions",
     "RewardSuite",
     "Sharpness",
 ]

@@ -1,23 +1,22 @@
-"""The RewardSuite: batches reward evaluations, checks what comes back, and keeps failures apart from scores.
+"""The RewardSuite: batches reward evaluations, and keeps failures apart from scores.
 
 Shape suffixes: R rewards, B samples.
 """
 
 import math
-import time
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
+from tqdm import tqdm
 
 from recast_pl.rewards.base import Reward
+from recast_pl.rewards.guarded import GuardedReward, OnFailure, RewardOptions
 from recast_pl.types import Prompt, Scores
-
-
-class RewardFailure(RuntimeError):
-    """A reward raised, or returned something that is no score."""
 
 
 class RewardSuite:
@@ -29,6 +28,8 @@ class RewardSuite:
             0, and 0 means: scored and logged, without effect. None: all equal. A mapping names every reward.
         micro_batch_size: pictures that a reward sees at a time.
         on_failure: `raise` ends the run at the first failed score; `mask` leaves it out, counts and logs it.
+        options: what differs for single rewards, by name; see `RewardOptions`.
+        progress_bar: show a bar for scoring that takes longer than a few seconds.
     """
 
     def __init__(
@@ -37,16 +38,24 @@ class RewardSuite:
         rewards: dict[str, Reward],
         budgets: dict[str, float] | None = None,
         micro_batch_size: int = 64,
-        on_failure: Literal["raise", "mask"] = "raise",
+        on_failure: OnFailure = "raise",
+        options: dict[str, RewardOptions] | None = None,
+        progress_bar: bool = True,
     ) -> None:
-        if not rewards:
-            raise ValueError("rewards.rewards: expected at least one reward")
-        if micro_batch_size < 1:
-            raise ValueError(f"rewards.micro_batch_size: expected 1 or more, got {micro_batch_size}")
+        self._refuse(rewards, micro_batch_size, options or {})
         self.rewards = dict(rewards)
         self.budgets = self._checked(budgets)
-        self.micro_batch_size, self.on_failure = micro_batch_size, on_failure
-        self.seconds = dict.fromkeys(self.rewards, 0.0)  # that each reward has taken so far
+        self.progress_bar = progress_bar
+        self.guarded = [
+            GuardedReward(
+                name,
+                reward,
+                (options or {}).get(name, RewardOptions()).checked(name),
+                micro_batch_size=micro_batch_size,
+                on_failure=on_failure,
+            )
+            for name, reward in self.rewards.items()
+        ]
         self._device: torch.device | None = None
 
     @property
@@ -58,6 +67,27 @@ class RewardSuite:
     def budgets_R(self) -> Tensor:
         """The budgets λ as given, float64."""
         return torch.tensor([self.budgets[name] for name in self.names], dtype=torch.float64)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """That each reward has taken so far."""
+        return {guarded.name: guarded.seconds for guarded in self.guarded}
+
+    def _refuse(
+        self, rewards: Mapping[str, Reward], micro_batch_size: int, options: Mapping[str, RewardOptions]
+    ) -> None:
+        """Raises for what no suite can have."""
+        if not rewards and self.needs_rewards:
+            raise ValueError("rewards.rewards: expected at least one reward")
+        if micro_batch_size < 1:
+            raise ValueError(f"rewards.micro_batch_size: expected 1 or more, got {micro_batch_size}")
+        if unknown := options.keys() - rewards.keys():
+            raise ValueError(
+                f"rewards.options: names {sorted(unknown)} that do not exist; the rewards are "
+                f"{', '.join(rewards) or 'none'}"
+            )
+
+    needs_rewards = True
 
     def _checked(self, budgets: Mapping[str, float] | None) -> dict[str, float]:
         if budgets is None:
@@ -75,11 +105,13 @@ class RewardSuite:
             raise ValueError("rewards.budgets: all are 0; at least one reward must have a budget")
         return {name: float(budgets[name]) for name in self.rewards}
 
+    # ------------------------------------------------------------------ life cycle
+
     def prepare_data(self) -> None:
         """Nothing to fetch; here so that a suite can stand where a LightningDataModule does."""
 
     def check_prompts(self, prompts: Sequence[Prompt], *, origin: str) -> None:
-        """Checks that prompts carry the metadata that rewards need.
+        """Checks that prompts carry what rewards need.
 
         Raises:
             ValueError: naming the reward, the key and the first prompt that lacks it.
@@ -96,17 +128,20 @@ class RewardSuite:
     def setup(self, device: torch.device) -> None:
         """Loads every reward onto `device`; a second call for the same device does nothing."""
         if self._device != device:
-            for reward in self.rewards.values():
-                reward.load(device)
+            for guarded in self.guarded:
+                with self.on_device(guarded, device):
+                    guarded.reward.load(device)
             self._device = device
 
     def teardown(self) -> None:
         """Frees every reward."""
-        for reward in self.rewards.values():
-            reward.unload()
+        for guarded in self.guarded:
+            guarded.close()
+            guarded.reward.unload()
         self._device = None
 
-    @torch.no_grad()
+    # ------------------------------------------------------------------ scoring
+
     def score(self, images_B3HW: Tensor, prompts: Sequence[Prompt]) -> Scores:
         """Scores all pictures by all rewards.
 
@@ -117,43 +152,132 @@ class RewardSuite:
         Raises:
             RewardFailure: with `on_failure="raise"`, naming the reward and what was wrong.
         """
+        scoring = self.begin(prompts)
+        scoring.add(images_B3HW)
+        return scoring.result()
+
+    def begin(self, prompts: Sequence[Prompt]) -> "Scoring":
+        """Scoring of pictures that are still being made, for `prompts` in their order."""
         if self._device is None:
             raise RuntimeError("RewardSuite.score before setup")
-        if len(prompts) != len(images_B3HW):
-            raise ValueError(f"{len(images_B3HW)} pictures but {len(prompts)} prompts")
-        images = images_B3HW.detach().to(self._device, torch.float32)
-        rows = [self._scores_of(name, images, prompts) for name in self.names]
-        values_RB = torch.stack(rows).to(images_B3HW.device)
-        return Scores(names=self.names, values_RB=values_RB, valid_RB=values_RB.isfinite())
+        return Scoring(self, prompts, self._device)
 
-    def _scores_of(self, name: str, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
-        """One reward's scores [B], NaN where they failed."""
-        done, began = [], time.perf_counter()
-        with torch.autocast(images.device.type, enabled=False):
-            for start in range(0, len(images), self.micro_batch_size):
-                rows = slice(start, start + self.micro_batch_size)
-                part = images[rows]
-                try:
-                    scores = self._checked_scores(name, self.rewards[name].score(part, prompts[rows]), part)
-                except Exception as error:
-                    if self.on_failure == "raise":
-                        raise RewardFailure(f"rewards.rewards.{name}: {error}") from error
-                    rank_zero_warn(f"the reward {name!r} failed and is masked: {error}")
-                    scores = torch.full((len(part),), torch.nan, device=images.device)
-                done.append(scores)
-        self.seconds[name] += time.perf_counter() - began
-        return torch.cat(done) if done else images.new_empty(0)
+    @contextmanager
+    def on_device(self, guarded: GuardedReward, device: torch.device) -> Generator[None, None, None]:
+        """Brings a reward's networks to `device`, and back to the CPU where all who use them are offloaded."""
+        _move(guarded.reward.networks(), device)
+        try:
+            yield
+        finally:
+            if guarded.options.offload:
+                staying = {
+                    id(network)
+                    for other in self.guarded
+                    if not other.options.offload
+                    for network in other.reward.networks()
+                }
+                leaving = [network for network in guarded.reward.networks() if id(network) not in staying]
+                _move(leaving, torch.device("cpu"))
 
-    def _checked_scores(self, name: str, scores: Tensor, images: Tensor) -> Tensor:
-        low, high = self.rewards[name].range
-        scores = torch.as_tensor(scores).to(images.device, torch.float32)
-        if scores.shape != (len(images),):
-            raise RewardFailure(f"expected {len(images)} scores, got the shape {tuple(scores.shape)}")
-        bad = ~scores.isfinite() | (scores < low) | (scores > high)
-        if bad.any() and self.on_failure == "raise":
-            worst = scores[bad][0].item()
-            raise RewardFailure(
-                f"{int(bad.sum())} of {len(scores)} scores are not finite or outside [{low}, {high}], "
-                f"the first one {worst}"
-            )
-        return scores.masked_fill(bad, torch.nan)
+
+class Scoring:
+    """Scores of one batch, whose pictures come in parts.
+
+    Rewards in the background start with each part; the others score when all pictures are there. Rewards with
+    one micro-batch size get the same tensors, so that those which share a backbone embed a picture once.
+    """
+
+    def __init__(self, suite: RewardSuite, prompts: Sequence[Prompt], device: torch.device) -> None:
+        self.suite, self.prompts, self.device = suite, prompts, device
+        self._images: list[Tensor] = []
+        self._jobs: dict[str, list[tuple[Future[Tensor], Tensor, Sequence[Prompt]]]] = {
+            guarded.name: [] for guarded in suite.guarded if guarded.options.background
+        }
+
+    def add(self, images_B3HW: Tensor) -> None:
+        """The next pictures."""
+        start = sum(len(part) for part in self._images)
+        images = images_B3HW.detach().to(self.device, torch.float32)
+        self._images.append(images)
+        prompts = self.prompts[start : start + len(images)]
+        if len(prompts) != len(images):
+            raise ValueError(f"{start + len(images)} pictures but {len(self.prompts)} prompts")
+        for guarded in self.suite.guarded:
+            if guarded.options.background:
+                jobs = self._jobs[guarded.name]
+                for part, some in _micro_batches(images, prompts, guarded.micro_batch_size):
+                    jobs.append((guarded.start(part, some), part, some))
+
+    def result(self) -> Scores:
+        """All scores, once all pictures are there.
+
+        Raises:
+            RewardFailure: see `RewardSuite.score`.
+            ValueError: where pictures are missing.
+        """
+        images = torch.cat(self._images) if self._images else torch.empty(0, 3, 1, 1, device=self.device)
+        if len(images) != len(self.prompts):
+            raise ValueError(f"{len(images)} pictures but {len(self.prompts)} prompts")
+        suite = self.suite
+        bar: tqdm[Any] = tqdm(
+            total=len(images) * len(suite.guarded),
+            desc="rewards",
+            leave=False,
+            delay=5,
+            disable=not suite.progress_bar,
+        )
+        with bar:
+            try:
+                rows = {**self._foreground(images, bar), **self._background(bar)}
+            finally:
+                for jobs in self._jobs.values():
+                    for future, *_ in jobs:
+                        future.cancel()
+        values_RB = torch.stack([rows[name] for name in suite.names])
+        return Scores(names=suite.names, values_RB=values_RB, valid_RB=values_RB.isfinite())
+
+    def _foreground(self, images: Tensor, bar: "tqdm[Any]") -> dict[str, Tensor]:
+        rows: dict[str, Tensor] = {}
+        waiting = [guarded for guarded in self.suite.guarded if not guarded.options.background]
+        while waiting:
+            first = waiting[0]
+            together = [first]
+            if not first.options.offload:
+                together = [
+                    guarded
+                    for guarded in waiting
+                    if not guarded.options.offload and guarded.micro_batch_size == first.micro_batch_size
+                ]
+            done: dict[str, list[Tensor]] = {guarded.name: [] for guarded in together}
+            for part, prompts in _micro_batches(images, self.prompts, first.micro_batch_size):
+                for guarded in together:
+                    with self.suite.on_device(guarded, self.device):
+                        done[guarded.name].append(guarded.scores(part, prompts))
+                    bar.update(len(part))
+            rows |= {name: torch.cat(parts) if parts else images.new_empty(0) for name, parts in done.items()}
+            waiting = [guarded for guarded in waiting if guarded not in together]
+        return rows
+
+    def _background(self, bar: "tqdm[Any]") -> dict[str, Tensor]:
+        rows = {}
+        for guarded in self.suite.guarded:
+            if guarded.options.background:
+                parts = []
+                for future, part, prompts in self._jobs[guarded.name]:
+                    parts.append(guarded.finished(partial(guarded.waited, future), part, prompts))
+                    bar.update(len(part))
+                rows[guarded.name] = torch.cat(parts) if parts else torch.empty(0, device=self.device)
+        return rows
+
+
+def _micro_batches(
+    images: Tensor, prompts: Sequence[Prompt], size: int
+) -> list[tuple[Tensor, Sequence[Prompt]]]:
+    return [
+        (images[start : start + size], prompts[start : start + size]) for start in range(0, len(images), size)
+    ]
+
+
+def _move(networks: Iterable[nn.Module], device: torch.device) -> None:
+    for network in networks:
+        network.to(device)

@@ -1,6 +1,7 @@
 """Deterministic rollouts along the probability-flow ODE."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,8 +52,24 @@ class RolloutSampler(ABC):
         return unconditional + self.guidance_scale * (velocity - unconditional)
 
     @torch.no_grad()
-    def sample(self, policy: Policy, batch: PromptBatch, text: TextEmbeddings, *, seed: int) -> Tensor:
-        """Clean latents [B, C, H, W] of the batch; sample b's noise is keyed by (seed, iteration, b)."""
+    def sample(
+        self,
+        policy: Policy,
+        batch: PromptBatch,
+        text: TextEmbeddings,
+        *,
+        seed: int,
+        on_samples: Callable[[Tensor], None] | None = None,
+    ) -> Tensor:
+        """Clean latents [B, C, H, W] of the batch; sample b's noise is keyed by (seed, iteration, b).
+
+        Args:
+            policy: whose velocity is followed, in the role that is in use.
+            batch: prompts and sample indices.
+            text: the prompts' embeddings.
+            seed: of the run.
+            on_samples: is given each micro-batch's clean latents as soon as they are there.
+        """
         levels = policy.levels(self.num_steps)
         noise_BCHW = keyed_normal(
             policy.latent_shape,
@@ -74,6 +91,8 @@ class RolloutSampler(ABC):
             for start in chunks:
                 rows = slice(start, start + self.micro_batch_size)
                 done.append(self.solve(policy, noise_BCHW[rows], levels, text[rows], bar))
+                if on_samples is not None:
+                    on_samples(done[-1])
         return torch.cat(done)
 
     @abstractmethod

@@ -1,0 +1,141 @@
+"""One reward under its failure policy: what comes back is a score or NaN, or the run ends.
+
+Shape suffixes: B samples.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from recast_pl.rewards.base import Reward
+from recast_pl.types import Prompt
+
+OnFailure = Literal["raise", "mask"]
+Attempt = Callable[[], Tensor]
+
+
+class RewardFailure(RuntimeError):
+    """A reward raised, took too long, or returned something that is no score."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardOptions:
+    """How one reward is run; what is None is the suite's."""
+
+    micro_batch_size: int | None = None  # pictures that it sees at a time
+    on_failure: OnFailure | None = None  # `raise` ends the run, `mask` leaves the score out and counts it
+    retries: int = 0  # further attempts after an exception or a time-out
+    retry_wait: float = 1.0  # seconds before the first further attempt, doubled at each one
+    timeout: float | None = None  # seconds for one micro-batch
+    background: bool = False  # scored in a thread while the rollout goes on; for remote and CPU rewards
+    offload: bool = False  # its networks wait on the CPU between uses
+
+    def checked(self, name: str) -> "RewardOptions":
+        """Refuses values out of range; names the key."""
+        for key, low in (("micro_batch_size", 1), ("retries", 0), ("retry_wait", 0)):
+            value = getattr(self, key)
+            if value is not None and value < low:
+                raise ValueError(f"rewards.options.{name}.{key}: expected {low} or more, got {value}")
+        if self.timeout is not None and not self.timeout > 0:
+            raise ValueError(f"rewards.options.{name}.timeout: expected above 0 seconds, got {self.timeout}")
+        return self
+
+
+class GuardedReward:
+    """A named reward, its options, and the one thread that may be in it.
+
+    Args:
+        name: as in the YAML.
+        reward: the reward.
+        options: how it is run.
+        micro_batch_size: where `options` says nothing.
+        on_failure: where `options` says nothing.
+    """
+
+    def __init__(
+        self, name: str, reward: Reward, options: RewardOptions, *, micro_batch_size: int, on_failure: OnFailure
+    ) -> None:
+        self.name, self.reward, self.options = name, reward, options
+        self.micro_batch_size = options.micro_batch_size or micro_batch_size
+        self.on_failure: OnFailure = options.on_failure or on_failure
+        self.seconds = 0.0  # that it has taken so far
+        self._thread: ThreadPoolExecutor | None = None
+
+    def start(self, images: Tensor, prompts: Sequence[Prompt]) -> "Future[Tensor]":
+        """Scores a micro-batch in the reward's own thread."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"reward-{self.name}")
+        return self._thread.submit(self._scores, images, prompts)
+
+    def scores(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """Scores [B] of a micro-batch, NaN where masked.
+
+        Raises:
+            RewardFailure: under `raise`, naming the reward and what was wrong.
+        """
+        if self.options.timeout is None:
+            return self.finished(lambda: self._scores(images, prompts), images, prompts)
+        return self.finished(lambda: self.waited(self.start(images, prompts)), images, prompts)
+
+    def waited(self, future: "Future[Tensor]") -> Tensor:
+        """The result of a `start`, in time."""
+        try:
+            return future.result(self.options.timeout)
+        except TimeoutError as error:
+            if not future.done():
+                future.cancel()
+                raise RewardFailure(f"no answer within {self.options.timeout:g} s") from error
+            raise
+
+    def finished(self, attempt: Attempt, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """The attempt's scores, or those of further ones, as far as the options go."""
+        wait = self.options.retry_wait
+        for further in range(self.options.retries, -1, -1):
+            try:
+                return attempt()
+            except Exception as error:
+                if not further:
+                    if self.on_failure == "raise":
+                        raise RewardFailure(f"rewards.rewards.{self.name}: {error}") from error
+                    rank_zero_warn(f"the reward {self.name!r} failed and is masked: {error}")
+                    return torch.full((len(images),), torch.nan, device=images.device)
+                rank_zero_warn(f"the reward {self.name!r} failed and is asked again: {error}")
+            time.sleep(wait)
+            wait, attempt = 2 * wait, lambda: self.waited(self.start(images, prompts))
+        raise AssertionError("unreachable")
+
+    @torch.no_grad()
+    def _scores(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        began = time.perf_counter()
+        try:
+            with torch.autocast(images.device.type, enabled=False):
+                return self._checked(self.reward.score(images, prompts), images)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+    def _checked(self, scores: Tensor, images: Tensor) -> Tensor:
+        """Scores as they are worth to everything after: more is better, NaN where they are none."""
+        low, high = self.reward.range
+        scores = torch.as_tensor(scores).to(images.device, torch.float32)
+        if scores.shape != (len(images),):
+            raise RewardFailure(f"expected {len(images)} scores, got the shape {tuple(scores.shape)}")
+        bad = ~scores.isfinite() | (scores < low) | (scores > high)
+        if bad.any() and self.on_failure == "raise":
+            worst = scores[bad][0].item()
+            raise RewardFailure(
+                f"{int(bad.sum())} of {len(scores)} scores are not finite or outside [{low}, {high}], "
+                f"the first one {worst}"
+            )
+        return (scores if self.reward.higher_is_better else -scores).masked_fill(bad, torch.nan)
+
+    def close(self) -> None:
+        """Ends the thread once its call returns; a call that hangs is left behind."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread = None
