@@ -461,6 +461,25 @@ def test_a_W_of_another_run_is_refused(tmp_path, change, message):
         train(**arguments, resume=tmp_path / "one.ckpt")
 
 
+def test_a_stage_with_more_rewards_goes_on_and_starts_its_credit_anew(tmp_path):
+    one, trainer = train(REWARDS, epochs=1, credit=CreditAssigner(strategy=ReCAST()), folder=tmp_path)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    seen = []
+
+    class Look(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            seen.append((pl_module.iteration, theta(pl_module), pl_module.weights.names))
+
+    credit = CreditAssigner(strategy=ReCAST(), on_other_rewards="restart")
+    with pytest.warns(UserWarning, match="of the rewards near, far, this run's are near, far, spread: credit"):
+        train(
+            {**REWARDS, "spread": Spread()}, epochs=2, credit=credit, callbacks=[Look()],
+            folder=tmp_path, resume=tmp_path / "one.ckpt",
+        )  # fmt: skip
+    assert seen[0] == (5, theta(one), ("near", "far", "spread"))
+    assert [iteration for iteration, _ in credit.history] == [5]
+
+
 def test_wrong_temperatures_end_the_run_before_anything_is_loaded():
     credit = CreditAssigner(strategy=ReCAST(temperature={"near": 1.0, "fra": 1.0}))
     loaded = []

@@ -1,9 +1,10 @@
 """The CreditAssigner callback: computes W before it is used, again every N iterations, and shows it."""
 
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from recast_pl.credit.base import CreditStrategy, Uniform
@@ -21,12 +22,21 @@ class CreditAssigner(pl.Callback):
     Args:
         every_n_steps: iterations between recomputations; the first is before the first iteration.
         strategy: turns budgets and noise levels (and evidence) into W; None: Uniform.
+        on_other_rewards: what happens to a checkpoint of other rewards: `refuse` names both, `restart` takes
+            over everything but the credit, which starts anew (for stages in which the rewards grow).
     """
 
-    def __init__(self, *, every_n_steps: int = 20, strategy: CreditStrategy | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        every_n_steps: int = 20,
+        strategy: CreditStrategy | None = None,
+        on_other_rewards: Literal["refuse", "restart"] = "refuse",
+    ) -> None:
         if every_n_steps < 1:
             raise ValueError(f"credit.every_n_steps: expected 1 or more, got {every_n_steps}")
         self.every_n_steps, self.strategy = every_n_steps, strategy or Uniform()
+        self.on_other_rewards = on_other_rewards
         self.history: list[tuple[int, Tensor]] = []  # iteration and K·W of each recomputation
         self._restored: dict[str, Any] | None = None
 
@@ -109,6 +119,12 @@ class CreditAssigner(pl.Callback):
             ValueError: naming both.
         """
         weights = Weights(names=tuple(saved["names"]), levels=saved["levels"], values_RK=saved["values"])
+        if weights.names != module.rewards.names and self.on_other_rewards == "restart":
+            rank_zero_warn(
+                f"the checkpoint's W is of the rewards {', '.join(weights.names)}, this run's are "
+                f"{', '.join(module.rewards.names)}: credit starts anew"
+            )
+            return
         check_same(weights, module.rewards.names, module.levels, what="the checkpoint's W")
         if saved["strategy"] != type(self.strategy).__name__:
             return
