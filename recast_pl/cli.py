@@ -61,6 +61,8 @@ def quieten() -> None:
         ".*`IterableDataset` has `__len__` defined.*",  # loaders have no workers
         ".*isinstance\\(treespec, LeafSpec\\).*",
         ".*does not have many workers.*",
+        ".*Couldn.t infer the batch indices.*",  # batches are made by PromptData
+        ".*predict returned None if it was on purpose.*",
         ".*`torch_dtype` is deprecated.*",
     ):
         warnings.filterwarnings("ignore", message=message)
