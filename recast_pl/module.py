@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from recast_pl.advantages import Advantages, PerReward
 from recast_pl.clock import StageClock
 from recast_pl.evaluation.statistics import ScoreStatistics
+from recast_pl.iteration_log import reward_values, time_values, update_values
 from recast_pl.objectives import DiffusionNFT, Objective
 from recast_pl.old_policy import OldPolicyRamp
 from recast_pl.policy import Policy, Role
@@ -308,24 +309,13 @@ class ReCASTModule(pl.LightningModule):
             for part in ("train", "evaluation") if stage == "fit" else ("evaluation",):
                 suite.check_prompts(data.prompts(part), origin=f"data.{part}")
             if stage == "fit":
-                self.check_shares(data, processes=self.trainer.world_size)
+                data.check_shares(self.trainer.world_size)
         if stage == "fit" and self.rollout.guidance_scale != 1:
             rank_zero_warn(
                 f"model.rollout.init_args.guidance_scale is {self.rollout.guidance_scale}, but the objective "
                 "trains the unguided velocity; the published recipes roll out at 1.0"
             )
         suite.setup(self.trainer.strategy.root_device)
-
-    @staticmethod
-    def check_shares(data: PromptData, *, processes: int) -> None:
-        """Refuses an iteration's samples that processes cannot share evenly."""
-        samples = data.num_groups * data.group_size
-        if samples % processes:
-            raise ValueError(
-                f"data.num_groups × data.group_size = {samples} samples cannot be shared evenly by "
-                f"{processes} processes; take a multiple of {processes}, such as "
-                f"{samples + processes - samples % processes}"
-            )
 
     def configure_model(self) -> None:
         """Loads the policy's weights."""
@@ -389,24 +379,15 @@ class ReCASTModule(pl.LightningModule):
     def _log_iteration(
         self, experience: Experience, advantages_BK: Tensor, parts: Mapping[str, Tensor]
     ) -> None:
-        seconds, scores = self.clock.take(), experience.scores
-        total = sum(seconds.values())
-        values: dict[str, Any] = {
-            "advantages/spread": advantages_BK.std(),
-            "advantages/largest": advantages_BK.abs().max(),
+        scores = experience.scores
+        values = {
             "old_policy/distance": self.policy.distance_to_old(),
             "old_policy/decay": self.old_policy.decay(self.iteration - 1),
-            "time/iteration": total,
+            **update_values(advantages_BK, parts),
+            **reward_values(scores),
+            **time_values(self.clock.take(), samples=scores.values_RB.shape[1]),
             "time/credit_share": self.clock.share("credit"),
-            "time/images_per_second": scores.values_RB.shape[1] / total,
         }
-        values |= {f"time/{stage}": spent for stage, spent in seconds.items()}
-        values |= {f"loss/{key}": value for key, value in parts.items()}
-        for row, (name, valid) in enumerate(zip(scores.names, scores.valid_RB, strict=True)):
-            good = scores.values_RB[row][valid].double()
-            values[f"train/{name}"] = good.mean()
-            values[f"train_spread/{name}"] = good.std(correction=0)
-            values[f"train_masked/{name}"] = float((~valid).sum())
         self.log_dict({key: torch.as_tensor(value, dtype=torch.float32) for key, value in values.items()})
         shown = {name: values[f"train/{name}"].float() for name in scores.names}
         self.log_dict(shown, prog_bar=True, logger=False)

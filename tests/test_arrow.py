@@ -11,6 +11,7 @@ MAY_IMPORT = {
     "types": set(),
     "noise": set(),
     "clock": set(),
+    "iteration_log": {"types"},
     "old_policy": set(),
     "figures": set(),
     "scenes": set(),

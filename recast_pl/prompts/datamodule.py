@@ -57,6 +57,16 @@ class PromptData(pl.LightningDataModule):
             self._prompts[part] = list(self.sources[part].prompts())
         return self._prompts[part]
 
+    def check_shares(self, processes: int) -> None:
+        """Refuses an iteration's samples that processes cannot share evenly."""
+        samples = self.num_groups * self.group_size
+        if samples % processes:
+            raise ValueError(
+                f"data.num_groups × data.group_size = {samples} samples cannot be shared evenly by "
+                f"{processes} processes; take a multiple of {processes}, such as "
+                f"{samples + processes - samples % processes}"
+            )
+
     def train_dataloader(self) -> DataLoader[PromptBatch]:
         """Groups of the training prompts, in this process's share of each iteration."""
         return self.grouped(self.iterations_per_epoch)
