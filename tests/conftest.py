@@ -5,6 +5,7 @@ import pytest
 import torch
 import yaml
 from miniature import save_clip, save_pipeline
+from miniature_rewards import RewardCheckpoints
 
 from recast_pl.policy import SD3Policy
 from recast_pl.types import Prompt, PromptBatch
@@ -30,6 +31,11 @@ def pipeline_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def clip_folder(tmp_path_factory):
     return save_clip(tmp_path_factory.mktemp("clip"))
+
+
+@pytest.fixture(scope="session")
+def reward_checkpoints(tmp_path_factory):
+    return RewardCheckpoints(tmp_path_factory.mktemp("rewards"))
 
 
 @pytest.fixture

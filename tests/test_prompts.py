@@ -142,3 +142,10 @@ def test_position_goes_into_the_state_when_a_batch_is_used():
 def test_impossible_geometry_names_its_key(wrong, key):
     with pytest.raises(ValueError, match=rf"data\.{key}"):
         PromptData(train=SceneGrammar(count=1), evaluation=SceneGrammar(count=1), **wrong)
+
+
+def test_samples_that_processes_cannot_share_name_a_number_that_they_can():
+    data = PromptData(train=SceneGrammar(count=4), evaluation=SceneGrammar(count=4), num_groups=3, group_size=3)
+    data.check_shares(3)
+    with pytest.raises(ValueError, match=r"num_groups × data\.group_size = 9 .* multiple of 4, such as 12"):
+        data.check_shares(4)

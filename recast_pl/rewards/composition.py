@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from recast_pl.rewards.base import Reward
+from recast_pl.rewards.images import nan_where_broken
 from recast_pl.types import Prompt
 
 
@@ -30,4 +31,4 @@ class Composition(Reward):
         for image, prompt in zip(images_B3HW.cpu().numpy(), prompts, strict=True):
             values = clauses(image, dict(prompt.metadata)).values()
             scores.append(sum(values) / len(values))
-        return torch.tensor(scores, device=images_B3HW.device)
+        return nan_where_broken(torch.tensor(scores, device=images_B3HW.device), images_B3HW)

@@ -1,6 +1,7 @@
 """Pictures as rewards and files want them."""
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -16,3 +17,13 @@ def to_pil(images_B3HW: Tensor) -> list[Image.Image]:
         to_uint8(images_B3HW).permute(0, 2, 3, 1).cpu().numpy()
     )
     return [Image.fromarray(array) for array in arrays]
+
+
+def nan_where_broken(values: Tensor, images_B3HW: Tensor) -> Tensor:
+    """`values` [B, …], NaN for pictures that are not finite: they cannot be scored, whatever was computed.
+
+    >>> nan_where_broken(torch.ones(2), torch.tensor([0.5, torch.inf]).view(2, 1, 1, 1))
+    tensor([1., nan])
+    """
+    broken_B = ~images_B3HW.flatten(1).isfinite().all(dim=1).to(values.device)
+    return values.masked_fill(broken_B.view(-1, *[1] * (values.ndim - 1)), torch.nan)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recast_pl.rewards.base import Reward
-from recast_pl.rewards.images import to_pil
+from recast_pl.rewards.images import nan_where_broken, to_pil
 from recast_pl.types import Prompt
 
 QUALITY = 95
@@ -24,7 +24,7 @@ def jpeg_kilobytes(images_B3HW: Tensor) -> Tensor:
         buffer = io.BytesIO()
         image.save(buffer, format="JPEG", quality=QUALITY)
         sizes.append(buffer.tell() / 1000)
-    return torch.tensor(sizes, device=images_B3HW.device)
+    return nan_where_broken(torch.tensor(sizes, device=images_B3HW.device), images_B3HW)
 
 
 class JPEGIncompressibility(Reward):
