@@ -4,8 +4,8 @@
 
 Truth: paired completions of `--truth` iterations' samples (64 each), a refined schedule. Then every estimator
 sees 1, 2, 4 … iterations of other samples; its error is the mean absolute difference of the normalised curves
-D(t)/D(0) from the truth, over rewards and levels. Seconds are CPU time of the process. ValueHead is given the pairs that an update of the same
-iterations would draw (4 steps a sample), the policy standing still.
+D(t)/D(0) from the truth, over rewards and levels. Seconds are CPU time of the process. ValueHead is given the
+pairs that an update of the same iterations would draw (4 steps a sample), the policy standing still.
 """
 
 import argparse
