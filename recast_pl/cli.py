@@ -8,12 +8,14 @@ import logging
 import os
 import sys
 import warnings
+from typing import Any
 
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from recast_pl.callbacks import EvaluationReport, SampleGrid
 from recast_pl.credit import CreditAssigner
 from recast_pl.evaluation import PictureWriter
+from recast_pl.memory import Hardware
 from recast_pl.module import ReCASTModule
 from recast_pl.profiling import Trainer
 from recast_pl.prompts import PromptData
@@ -39,8 +41,22 @@ class ReCASTCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Lightning's four verbs, and `profile`."""
-        return {**LightningCLI.subcommands(), "profile": {"model", "datamodule"}}
+        """Lightning's four verbs, `profile` and `memory`."""
+        return {
+            **LightningCLI.subcommands(),
+            "profile": {"model", "datamodule"},
+            "memory": {"model", "datamodule"},
+        }
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Builds the trainer; for `memory` one on this CPU, for the planned devices may not be here."""
+        if self.subcommand != "memory":
+            return super().instantiate_trainer(**kwargs)  # type: ignore[return-value]
+        here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto", "precision": "32-true"}
+        trainer = super().instantiate_trainer(**{**kwargs, **here, "logger": False})
+        assert isinstance(trainer, Trainer)
+        trainer.planned = Hardware.planned(self._get(self.config_init, "trainer"))
+        return trainer
 
     def instantiate_classes(self) -> None:
         """Builds all objects; what their constructors refuse is a usage error, not a traceback."""
@@ -76,7 +92,7 @@ def quieten() -> None:
 
 
 def main(arguments: list[str] | None = None) -> ReCASTCLI:
-    """Runs one verb: fit, validate, test, predict or profile."""
+    """Runs one verb: fit, validate, test, predict, profile or memory."""
     quieten()
     return ReCASTCLI(
         ReCASTModule,

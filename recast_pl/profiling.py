@@ -1,6 +1,7 @@
-"""The verb `profile`: discriminability profiles of a policy, and its W, without training."""
+"""The trainer's further verbs: `profile`, a policy's discriminability profiles and W, and `memory`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,32 @@ from recast_pl.credit import (
 )
 from recast_pl.credit.assigner import probe_of
 from recast_pl.credit.evidence import EvidenceAverage
+from recast_pl.memory import Budget, Hardware, memory_budget, memory_table
 from recast_pl.module import ReCASTModule
 from recast_pl.prompts import PromptData
 from recast_pl.types import PromptBatch, Weights
 
 
 class Trainer(pl.Trainer):
-    """Lightning's trainer with one verb more."""
+    """Lightning's trainer with two verbs more."""
+
+    planned: Hardware | None = None  # what the configuration asks for, where `memory` runs on less
+
+    def memory(self, model: ReCASTModule, datamodule: PromptData, processes: int | None = None) -> Budget:
+        """Prints what the configuration takes on each device, without loading a weight.
+
+        Args:
+            model: the module.
+            datamodule: its geometry is used, no prompt is read.
+            processes: that share an iteration's samples; None: trainer.devices × trainer.num_nodes.
+        """
+        if processes is not None and processes < 1:
+            raise ValueError(f"processes: expected 1 or more, got {processes}")
+        assert self.planned is not None  # the command line has set it
+        planned = self.planned if processes is None else replace(self.planned, processes=processes)
+        budget = memory_budget(model, datamodule, planned)
+        rank_zero_info(memory_table(budget))
+        return budget
 
     def profile(
         self,
@@ -175,6 +195,5 @@ def change_line(tables: Sequence[Tensor]) -> str:
     if len(tables) < 2:
         return "One iteration: no change of W to show."
     changes = torch.stack(list(tables)).diff(dim=0).abs().mean((1, 2))
-    return (
-        f"Mean change of K·W by one more iteration's samples: first {changes[0]:.4f}, last {changes[-1]:.4f}."
-    )
+    first, last = float(changes[0]), float(changes[-1])
+    return f"Mean change of K·W by one more iteration: at first {first:.4f}, at last {last:.4f}."

@@ -60,6 +60,12 @@ class AdapterPair:
                 self._pairs.append((parameter, old))
         self._use("default")
 
+    def follow(self, denoiser: nn.Module) -> None:
+        """Takes up the parameters that stand in `denoiser` by now, where something has replaced them."""
+        own = dict(denoiser.named_parameters())
+        self._pairs = [(own[name], own[name.replace(f".{TRAINED}.", f".{OLD}.")]) for name in self._names]
+        self._use("default")
+
     @property
     def trained(self) -> list[nn.Parameter]:
         """The default adapter's parameters."""

@@ -98,12 +98,16 @@ class SD3Policy(Policy):
             return
         from diffusers import StableDiffusion3Pipeline
 
-        from recast_pl.policy.adapters import AdapterPair
-
         absent = {} if self.third_text_encoder else {"text_encoder_3": None, "tokenizer_3": None}
         pipeline = StableDiffusion3Pipeline.from_pretrained(
             self.source, dtype={"default": self.weights_dtype, "vae": torch.float32}, **absent
         )
+        self.adopt(pipeline, seed=seed)
+
+    def adopt(self, pipeline: "StableDiffusion3Pipeline", *, seed: int) -> None:
+        """Takes a pipeline as its own: freezes it and adds the adapters, drawn by `seed`."""
+        from recast_pl.policy.adapters import AdapterPair
+
         pipeline.set_progress_bar_config(disable=True)
         for frozen in (pipeline.vae, *self._encoders_of(pipeline)):
             frozen.eval().requires_grad_(False)
@@ -138,6 +142,11 @@ class SD3Policy(Policy):
         if self._adapters is None:
             raise RuntimeError("the policy's weights are not loaded yet: call load()")
         return self._adapters
+
+    @property
+    def text_encoders(self) -> list[nn.Module]:
+        """The encoders that are loaded."""
+        return self._encoders_of(self.pipeline)
 
     @property
     def device(self) -> torch.device:
