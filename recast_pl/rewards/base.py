@@ -25,6 +25,14 @@ class Reward(ABC):
     required_metadata: tuple[str, ...] = ()
     """Keys that every prompt's metadata must have; checked before training."""
 
+    def check(self, prompt: Prompt) -> str | None:
+        """What makes a prompt unfit for this reward, in words; None if nothing does.
+
+        For what `required_metadata` cannot say, e.g. a text in quotes. Asked before training, of every prompt,
+        after its keys were checked and before anything is loaded.
+        """
+        return None
+
     def load(self, device: torch.device) -> None:  # noqa: B027 - most rewards have nothing to load
         """Reads weights and moves them to `device`; called once, before the first score."""
 

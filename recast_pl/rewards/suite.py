@@ -114,7 +114,8 @@ class RewardSuite:
         """Checks that prompts carry what rewards need.
 
         Raises:
-            ValueError: naming the reward, the key and the first prompt that lacks it.
+            ValueError: naming the reward, the first prompt that it cannot score, and the key that is missing
+                or what else is wrong.
         """
         for name, reward in self.rewards.items():
             for key in reward.required_metadata:
@@ -124,6 +125,12 @@ class RewardSuite:
                             f"the reward {name!r} needs the metadata {key!r}, which prompt {number} of "
                             f"{origin} lacks: {prompt.text!r}"
                         )
+            for number, prompt in enumerate(prompts):
+                if fault := reward.check(prompt):
+                    raise ValueError(
+                        f"the reward {name!r} cannot score prompt {number} of {origin}, {prompt.text!r}: "
+                        f"{fault}"
+                    )
 
     def setup(self, device: torch.device) -> None:
         """Loads every reward onto `device`; a second call for the same device does nothing."""
