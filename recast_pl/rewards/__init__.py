@@ -7,13 +7,16 @@ from recast_pl.rewards.composition import Composition
 from recast_pl.rewards.geneval import GenEval
 from recast_pl.rewards.guarded import RewardFailure, RewardOptions
 from recast_pl.rewards.hps import HPSv2
+from recast_pl.rewards.http import RewardUnavailable, RewardUnusable
 from recast_pl.rewards.imagereward import ImageReward
 from recast_pl.rewards.jpeg import JPEGCompressibility, JPEGIncompressibility
 from recast_pl.rewards.judges import JudgeSuite
 from recast_pl.rewards.ocr import OCR
 from recast_pl.rewards.pickscore import PickScore
+from recast_pl.rewards.remote import RemoteReward
 from recast_pl.rewards.sharpness import Sharpness
 from recast_pl.rewards.suite import RewardSuite
+from recast_pl.rewards.vlm import VLMScore
 
 __all__ = [
     "OCR",
@@ -27,9 +30,13 @@ __all__ = [
     "JPEGIncompressibility",
     "JudgeSuite",
     "PickScore",
+    "RemoteReward",
     "Reward",
     "RewardFailure",
     "RewardOptions",
     "RewardSuite",
+    "RewardUnavailable",
+    "RewardUnusable",
     "Sharpness",
+    "VLMScore",
 ]

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from recast_pl.rewards.base import Reward
+from recast_pl.rewards.http import RewardUnusable
 from recast_pl.types import Prompt
 
 OnFailure = Literal["raise", "mask"]
@@ -100,7 +101,7 @@ class GuardedReward:
             try:
                 return attempt()
             except Exception as error:
-                if not further:
+                if not further or isinstance(error, RewardUnusable):
                     if self.on_failure == "raise":
                         raise RewardFailure(f"rewards.rewards.{self.name}: {error}") from error
                     rank_zero_warn(f"the reward {self.name!r} failed and is masked: {error}")

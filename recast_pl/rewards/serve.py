@@ -1,0 +1,154 @@
+"""Serves one reward: `python -m recast_pl.rewards.serve --reward recast_pl.rewards.Sharpness --port 8000`.
+
+The reward is named as in a run's YAML, on the command line or in a file (`--config`):
+
+    reward: {class_path: recast_pl.rewards.CLIPScore, init_args: {pretrained: recast_pl://clip}}
+    max_batch: 128
+
+What goes over the line is described in `recast_pl.rewards.wire`. FastAPI on uvicorn, and one process: a server
+that spreads work over processes would hand pictures from one to the next by pickle. There is no access control:
+keep it inside a trusted network, or behind a proxy that checks `RemoteReward.key_variable`.
+
+Shape suffixes: B pictures, H W their sides.
+"""
+
+import asyncio
+import importlib.util
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from recast_pl.rewards.base import Reward
+from recast_pl.rewards.wire import decode_request, describe, encode_scores
+from recast_pl.types import Prompt
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+log = logging.getLogger("uvicorn.error")  # the one that uvicorn shows
+
+
+class Refusal(Exception):
+    """A request that is not scored, and the HTTP status that says why."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def checked_request(body: bytes, reward: Reward, *, max_batch: int) -> tuple[Tensor, list[Prompt]]:
+    """Pictures and prompts that the reward can be given.
+
+    Raises:
+        Refusal: naming what is wrong.
+    """
+    try:
+        images, prompts = decode_request(body)
+    except ValueError as error:
+        raise Refusal(400, str(error)) from error
+    if images.dtype != torch.float32:
+        raise Refusal(422, f"images: expected float32, got {images.dtype}")
+    if images.dim() != 4 or images.shape[1] != 3 or not images.numel():
+        raise Refusal(422, f"images: expected the shape [B, 3, H, W], got {list(images.shape)}")
+    if len(images) > max_batch:
+        raise Refusal(413, f"images: at most {max_batch} at a time, got {len(images)}")
+    if len(prompts) != len(images):
+        raise Refusal(422, f"prompts: {len(images)} pictures but {len(prompts)} prompts")
+    fine = ((images >= 0) & (images <= 1)).flatten(1).all(1)  # false for NaN
+    if not fine.all():
+        raise Refusal(422, f"images: picture {int((~fine).nonzero()[0])} has pixels outside [0, 1] or NaN")
+    for key in reward.required_metadata:
+        for number, prompt in enumerate(prompts):
+            if key not in prompt.metadata:
+                raise Refusal(422, f"prompts: prompt {number} lacks the metadata {key!r}: {prompt.text!r}")
+    return images, prompts
+
+
+def scored(reward: Reward, device: torch.device, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+    """Scores [B], computed as a suite does: no gradient, no autocast.
+
+    Raises:
+        Refusal: with the reward's own reason, where it raises or returns another shape.
+    """
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            scores = torch.as_tensor(reward.score(images.to(device), prompts))
+    except Exception as error:
+        log.exception("the reward raised")
+        raise Refusal(500, f"{type(reward).__name__}: {type(error).__name__}: {error}") from error
+    if scores.shape != (len(images),):
+        raise Refusal(
+            500,
+            f"{type(reward).__name__}: expected {len(images)} scores, got the shape {tuple(scores.shape)}",
+        )
+    return scores
+
+
+def build_app(reward: Reward, *, device: torch.device, max_batch: int) -> "FastAPI":
+    """The routes of a loaded reward."""
+    from fastapi import FastAPI, Request
+    from fastapi.concurrency import run_in_threadpool
+    from fastapi.responses import JSONResponse
+
+    app = FastAPI(title="recast_pl reward")
+    lock = asyncio.Lock()  # scorers are not thread-safe, and pictures in turn are no slower on one device
+    description = describe(reward, max_batch=max_batch).to_json()
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/info")
+    async def info() -> dict[str, Any]:
+        return description
+
+    @app.post("/score")
+    async def score(request: Request) -> JSONResponse:
+        try:
+            images, prompts = checked_request(await request.body(), reward, max_batch=max_batch)
+            async with lock:
+                if await request.is_disconnected():
+                    raise Refusal(499, "the client is gone")  # timed out while others were served
+                scores = await run_in_threadpool(scored, reward, device, images, prompts)
+        except Refusal as refusal:
+            return JSONResponse({"error": str(refusal)}, status_code=refusal.status)
+        return JSONResponse(encode_scores(scores))
+
+    return app
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Loads the reward, then serves it until interrupted."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(prog="python -m recast_pl.rewards.serve", description="Serves one reward.")
+    parser.add_argument("--config", action="config", help="YAML file of the arguments below")
+    parser.add_subclass_arguments(Reward, "reward", required=True, help="as in a run's YAML")
+    parser.add_argument("--host", type=str, default="127.0.0.1", help="0.0.0.0: reachable from elsewhere")
+    parser.add_argument("--port", type=int, default=8000, help="0: a free one, which the log names")
+    parser.add_argument("--device", type=str, default="cpu", help="cpu, cuda, cuda:1, …")
+    parser.add_argument("--max_batch", type=int, default=64, help="most pictures in one request")
+    options = parser.parse_args(arguments)
+    if options.max_batch < 1:
+        parser.error(f"max_batch: expected 1 or more, got {options.max_batch}")
+    if missing := [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]:
+        parser.error(f"serving needs {' and '.join(missing)}: pip install 'recast-pl[serve]'")
+    import uvicorn
+
+    reward: Reward = parser.instantiate(options).reward
+    device = torch.device(options.device)
+    reward.load(device)  # before the port opens: a server that answers is one that can score
+    try:
+        app = build_app(reward, device=device, max_batch=options.max_batch)
+        uvicorn.run(app, host=options.host, port=options.port)
+    finally:
+        reward.unload()
+
+
+if __name__ == "__main__":
+    import recast_pl.rewards  # noqa: F401 - so that `--reward Sharpness` is known by its bare name
+
+    main()
