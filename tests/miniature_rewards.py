@@ -12,10 +12,15 @@ from transformers import (
     CLIPTextConfig,
     CLIPTokenizer,
     CLIPVisionConfig,
+    Mask2FormerConfig,
+    Mask2FormerForUniversalSegmentation,
+    SwinConfig,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
 
 from recast_pl.assets.making.text import END, START, build_tokenizer
+from recast_pl.coco import COCO_CLASSES
 
 WORDS = ["a", "two", "red", "green", "blue", "circle", "square", "triangle", "on", "left", "of", "above", "the"]
 HEAD_SIZES = {0: 24, 2: 16, 4: 12, 6: 8, 7: 1}  # the released layout's numbers; 1024, 128, 64, 16 and 1 there
@@ -51,6 +56,10 @@ class RewardCheckpoints:
     @cached_property
     def bert(self) -> str:
         return self._made("bert", save_bert_tokenizer)
+
+    @cached_property
+    def detector(self) -> str:
+        return self._made("detector", save_detector)
 
     def _made(self, name, save) -> str:
         folder = self.folder / name
@@ -207,3 +216,26 @@ def bert_tokens() -> list[str]:
 
 def save_bert_tokenizer(folder: Path) -> None:
     BertTokenizer(vocab={token: n for n, token in enumerate(bert_tokens())}).save_pretrained(folder)
+
+
+NAMES = [*COCO_CLASSES[:62], "tvmonitor", *COCO_CLASSES[63:]]
+
+
+def save_detector(folder, *, names=NAMES, size=64):
+    """A Mask2Former whose queries are sure of different classes, and whose masks depend on the picture."""
+    torch.manual_seed(0)
+    backbone = SwinConfig(
+        image_size=64, patch_size=4, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 2, 2], window_size=2,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )  # fmt: skip
+    config = Mask2FormerConfig(
+        backbone_config=backbone, feature_size=32, mask_feature_size=32, hidden_dim=32, encoder_layers=1,
+        encoder_feedforward_dim=32, dim_feedforward=32, decoder_layers=2, num_attention_heads=2, num_queries=12,
+        id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)},
+    )  # fmt: skip
+    model = Mask2FormerForUniversalSegmentation(config)
+    with torch.no_grad():
+        model.class_predictor.weight.mul_(25)
+    model.save_pretrained(folder)
+    Mask2FormerImageProcessorPil(size={"height": size, "width": size}).save_pretrained(folder)
+    return folder

@@ -16,12 +16,16 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from miniature_rewards import RewardCheckpoints
+from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
+from recast_pl.coco import COCO_CLASSES
 from recast_pl.rewards import (
+    OCR,
     Aesthetic,
     CLIPScore,
     Composition,
+    GenEval,
     HPSv2,
     ImageReward,
     JPEGCompressibility,
@@ -47,12 +51,47 @@ class Case:
     reads_text: bool = True  # scores depend on the prompt's text
     prompts: Callable[[list[Prompt]], list[Prompt]] = list  # from captions of scenes to what the reward needs
     edge_texts: tuple[str, ...] = EDGE_TEXTS  # prompts that must be scored like any other
+    pictures: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone  # from drawn scenes to its own
+    networks: bool = False  # it has networks though no `dtype`
+    slow: bool = False  # seconds for each check
     extra: str | None = None  # the optional dependencies of pyproject.toml that it may import
     tolerance: float = 1e-5  # between batch sizes
 
     @property
     def has_dtype(self) -> bool:
         return "dtype" in inspect.signature(self.reward).parameters
+
+
+def geneval_prompts(prompts: list[Prompt]) -> list[Prompt]:
+    """As many objects of all classes, one more with each prompt: an untrained detector finds some of them."""
+    return [
+        Prompt(
+            text=prompt.text,
+            metadata={
+                "tag": "two_object",
+                "include": [{"class": name, "count": 1} for name in COCO_CLASSES[: 10 + 14 * number]],
+            },
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+WORDS = ("Coffee", "Danger", "Winter", "Market", "Welcome", "Garden")
+
+
+def quoting_prompts(prompts: list[Prompt]) -> list[Prompt]:
+    return [Prompt(text=f'a sign that says "{word}"', metadata={}) for word in WORDS]
+
+
+def rendered_words(images: torch.Tensor) -> torch.Tensor:
+    """The words of `quoting_prompts`; one of them is not its prompt's."""
+    pictures = []
+    for word in (*WORDS[:2], WORDS[4], *WORDS[3:]):
+        picture = Image.new("RGB", (128, 128), "ivory")
+        face = ImageFont.load_default(24)
+        ImageDraw.Draw(picture).text((64, 64), word, fill="navy", font=face, anchor="mm")
+        pictures.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255)
+    return torch.stack(pictures)
 
 
 CASES: dict[str, Case] = {
@@ -68,6 +107,22 @@ CASES: dict[str, Case] = {
     ),
     "imagereward": Case(
         reward=ImageReward, build=lambda c, **o: ImageReward(weights=c.imagereward, tokenizer=c.bert, **o)
+    ),
+    "geneval": Case(
+        reward=GenEval,
+        build=lambda c: GenEval(detector=c.detector, clip=c.clip, threshold=0.0, counting_threshold=0.0),
+        prompts=geneval_prompts,
+        reads_text=False,
+        networks=True,
+    ),
+    "ocr": Case(
+        reward=OCR,
+        build=lambda c: OCR(detection_side=128),
+        prompts=quoting_prompts,
+        pictures=rendered_words,
+        edge_texts=('"' + "word " * 300 + '"', "a sign: “zażółć 文字 🎉” and more", '"one" and "two"'),
+        slow=True,
+        extra="ocr",
     ),
     "composition": Case(reward=Composition, build=lambda c: Composition(), reads_text=False),
     "sharpness": Case(reward=Sharpness, build=lambda c: Sharpness(), reads_text=False),
@@ -85,7 +140,7 @@ class RewardTester:
         scenes = [sample_scene(generator, held_out=False) for _ in range(6)]
         images = torch.from_numpy(np.stack([draw(scene, generator) for scene in scenes])).float()
         images[2] = images[4]  # so that no reward is constant
-        self._images = images
+        self._images = case.pictures(images)
         self.prompts = case.prompts([Prompt(text=s.caption, metadata=s.metadata) for s in scenes])
 
     @property
@@ -131,11 +186,8 @@ class RewardTester:
         reward = self.loaded()
         low, high = reward.range
         images = self.images
-        images[0], images[1], images[2] = (
-            0,
-            1,
-            torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0)),
-        )
+        images[0], images[1] = 0, 1
+        images[2] = torch.rand(images.shape[1:], generator=torch.Generator().manual_seed(0))
         for batch in (self.images, images):
             scores = reward.score(batch, self.prompts)
             assert ((scores >= low) & (scores <= high)).all()
@@ -202,7 +254,7 @@ class RewardTester:
         reward.load(CPU)
         listed = {id(p) for network in reward.networks() for p in network.parameters()}
         assert listed == {id(p) for network in reachable_modules(reward) for p in network.parameters()}
-        assert bool(listed) == self.case.has_dtype
+        assert bool(listed) == (self.case.has_dtype or self.case.networks)
         for network in reward.networks():
             assert not any(module.training for module in network.modules())
             assert not any(p.requires_grad for p in network.parameters())

@@ -129,13 +129,27 @@ def test_predict_writes_pictures_with_their_own_scores(overlay, tmp_path):
         assert line["scores"]["clipscore"] == pytest.approx(expected["clipscore"], abs=1e-3)
 
 
-@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
-@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda p: str(p.relative_to(CONFIGS)))
+def shipped():
+    """Whole experiments with every verb, overlays with `fit`."""
+    for path in sorted(CONFIGS.rglob("*.yaml")):
+        name = str(path.relative_to(CONFIGS))
+        for verb in ("fit", "validate", "test", "predict", "profile") if path.parent == CONFIGS else ("fit",):
+            yield pytest.param(path, verb, id=f"{name}-{verb}")
+
+
+def base_of(path):
+    """The experiment that an overlay is of."""
+    if path.parent in (CONFIGS, CONFIGS / "tiny"):
+        return []
+    setting = path.parent.name if path.parent.name.startswith("setting") else "quickstart"
+    return ["--config", str(CONFIGS / f"{'setting_a' if path.parent.name == 'stages' else setting}.yaml")]
+
+
+@pytest.mark.parametrize(("path", "verb"), shipped())
 def test_every_shipped_yaml_parses(path, verb, capsys):
-    """Overlays on the quickstart, whole experiments alone; `--print_config` parses and loads nothing."""
-    base = [] if path.name == "quickstart.yaml" else ["--config", QUICKSTART]
+    """`--print_config` parses and loads nothing."""
     with pytest.raises(SystemExit) as exit_:
-        main([verb, *base, "--config", str(path), "--print_config"])
+        main([verb, *base_of(path), "--config", str(path), "--print_config"])
     assert exit_.value.code == 0
     assert "recast_pl.objectives.DiffusionNFT" in capsys.readouterr().out
     assert path.read_text().startswith("# ")  # says what it is

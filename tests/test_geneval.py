@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import prompt_batch
+from miniature import save_clip
+from miniature_rewards import NAMES, save_detector
 from PIL import Image
 from transformers import (
     CLIPModel,
     CLIPTokenizer,
-    Mask2FormerConfig,
     Mask2FormerForUniversalSegmentation,
-    SwinConfig,
 )
 from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
 
@@ -195,28 +195,6 @@ def test_colour_and_class_names():
 
 
 # The network part, on a miniature of the real classes and file layout.
-
-NAMES = [*COCO_CLASSES[:62], "tvmonitor", *COCO_CLASSES[63:]]
-
-
-def save_detector(folder, *, names=NAMES, size=64):
-    """A Mask2Former whose queries are sure of different classes, and whose masks depend on the picture."""
-    torch.manual_seed(0)
-    backbone = SwinConfig(
-        image_size=64, patch_size=4, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 2, 2], window_size=2,
-        out_features=["stage1", "stage2", "stage3", "stage4"],
-    )  # fmt: skip
-    config = Mask2FormerConfig(
-        backbone_config=backbone, feature_size=32, mask_feature_size=32, hidden_dim=32, encoder_layers=1,
-        encoder_feedforward_dim=32, dim_feedforward=32, decoder_layers=2, num_attention_heads=2, num_queries=12,
-        id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)},
-    )  # fmt: skip
-    model = Mask2FormerForUniversalSegmentation(config)
-    with torch.no_grad():
-        model.class_predictor.weight.mul_(25)
-    model.save_pretrained(folder)
-    Mask2FormerImageProcessorPil(size={"height": size, "width": size}).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -426,8 +404,9 @@ def test_an_object_of_three_rows_is_no_picture_of_three_channels(reward, picture
     assert all(c in COLOURS for c in reward._colours(to_picture(pictures[0]), "tv", [flat, one], CPU))
 
 
-def test_what_is_not_finite_is_no_score(detector_folder, clip_folder, pictures, prompts):
-    reward = GenEval(detector=str(detector_folder), clip=str(clip_folder), threshold=0.05)
+def test_what_is_not_finite_is_no_score(detector_folder, tmp_path, pictures, prompts):
+    own_clip = save_clip(tmp_path)  # loaded weights are shared, and these are spoilt
+    reward = GenEval(detector=str(detector_folder), clip=str(own_clip), threshold=0.05)
     reward.load(CPU)
     with torch.no_grad():
         reward._clip.visual_projection.weight.fill_(math.nan)

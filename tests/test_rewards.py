@@ -86,6 +86,20 @@ def test_composition_knows_a_right_picture_from_a_wrong_one(pictures):
     assert wrong.mean() < 0.7
 
 
+def test_composition_of_single_clauses(pictures):
+    images, prompts = pictures
+    parts = [
+        Composition(clauses=[clause]).score(images, prompts) for clause in ("count", "shape", "background")
+    ]
+    three = Composition(clauses=["count", "shape", "background"]).score(images, prompts)
+    torch.testing.assert_close(three, sum(parts) / 3)
+    bare = prompt_batch(["a circle"], metadata=[{"include": [{"class": "circle"}]}]).prompts[0]
+    assert Composition().check(bare) is None
+    assert "none of the clauses position" in Composition(clauses=["position"]).check(bare)
+    with pytest.raises(ValueError, match=r"Composition\.clauses: expected some of count, .* got \['size'\]"):
+        Composition(clauses=["size"])
+
+
 class Faulty(Reward):
     """Returns what it is told to, or raises it."""
 

@@ -18,7 +18,7 @@ from recast_pl.coco import COLOURS
 from recast_pl.rewards.backbones import CLIPBackbone, load_clip
 from recast_pl.rewards.base import Reward
 from recast_pl.rewards.geneval_rules import Detection, fault_of, partial_score, select, strict_score
-from recast_pl.rewards.images import to_pil
+from recast_pl.rewards.images import nan_where_broken, to_pil
 from recast_pl.rewards.instances import class_labels, cut_out, detections_of
 from recast_pl.types import Prompt
 
@@ -129,17 +129,19 @@ class GenEval(Reward):
         for start in range(0, len(pictures), self.batch_size):
             rows = slice(start, start + self.batch_size)
             scores += self._scores_of(pictures[rows], prompts[rows], device)
-        return torch.tensor(scores, device=device)
+        return nan_where_broken(torch.tensor(scores, device=device), images_B3HW)
 
     def _scores_of(
         self, pictures: Sequence[Image.Image], prompts: Sequence[Prompt], device: torch.device
     ) -> list[float]:
         inputs = self._prepare(images=list(pictures), return_tensors="pt").to(device)
-        output = self._detector(pixel_values=inputs.pixel_values, pixel_mask=inputs.pixel_mask)
+        pixels = inputs.pixel_values.to(self._detector.dtype)
+        output = self._detector(pixel_values=pixels, pixel_mask=inputs.pixel_mask)
         judge = strict_score if self.credit == "strict" else partial_score
         scores = []
         for b, (picture, prompt) in enumerate(zip(pictures, prompts, strict=True)):
-            class_QC, mask_Qhw = output.class_queries_logits[b], output.masks_queries_logits[b]
+            class_QC = output.class_queries_logits[b].float()
+            mask_Qhw = output.masks_queries_logits[b].float()
             if not (class_QC.isfinite().all() and mask_Qhw.isfinite().all()):
                 scores.append(math.nan)
                 continue
@@ -179,8 +181,8 @@ class GenEval(Reward):
         return [COLOURS[int(index)] for index in similarity.argmax(dim=1)]
 
     def _image_features(self, crops: Sequence[Image.Image], device: torch.device) -> Tensor:
-        pixels = self._prepare_crop(images=list(crops), return_tensors="pt")
-        return _unit(self._clip.get_image_features(pixel_values=pixels.pixel_values.to(device)))
+        pixels = self._prepare_crop(images=list(crops), return_tensors="pt").pixel_values
+        return _unit(self._clip.get_image_features(pixel_values=pixels.to(device, self._clip.dtype)))
 
     def _text_features(self, texts: Sequence[str], device: torch.device) -> Tensor:
         tokens = self._tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt").to(device)
@@ -190,4 +192,4 @@ class GenEval(Reward):
 def _unit(output: Any) -> Tensor:
     """CLIP's features at length 1; transformers 5 returns an output object, transformers 4 the tensor."""
     features: Tensor = output if isinstance(output, Tensor) else output.pooler_output
-    return F.normalize(features, dim=-1)
+    return F.normalize(features.float(), dim=-1)
