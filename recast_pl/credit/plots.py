@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from recast_pl.types import Weights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
 
 
@@ -39,10 +40,7 @@ def weights_figure(weights: Weights) -> "Figure":
     )
     table, columns, rows = axes["table"], axes["columns"], axes["rows"]
 
-    share_R1 = W_RK.sum(1, keepdims=True)
-    relative_RK = np.where(share_R1 > 0, W_RK * steps / np.maximum(share_R1, 1e-300), 1.0)
-    relative_RK = relative_RK.clip(1 / LARGEST, LARGEST)
-    span = max(1.25, relative_RK.max(), 1 / relative_RK.min())
+    relative_RK, span = _relative(weights.values_RK)
     image = table.imshow(relative_RK, cmap="coolwarm", norm=LogNorm(1 / span, span), aspect="auto")
     for r in range(rewards):
         for k in range(steps if cell > 0.45 else 0):  # numbers where they fit
@@ -53,10 +51,7 @@ def weights_figure(weights: Weights) -> "Figure":
     shown = range(0, steps, max(1, round(0.45 / cell)))
     table.set_xticks(list(shown), [f"{float(weights.levels[k]):.2f}" for k in shown])
     table.set_xlabel("noise level t of the denoising step (noise → clean)")
-    bar = figure.colorbar(image, ax=rows, location="right", label="W / its row's mean", aspect=12)
-    ticks = [1 / span, 1.0, span]
-    bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
-    bar.minorticks_off()
+    _label(figure.colorbar(image, ax=rows, location="right", aspect=12), span)
 
     columns.bar(range(steps), W_RK.sum(0) * steps, color="#7a8ca3", width=0.8)
     columns.set_xlim(-0.5, steps - 0.5)
@@ -69,6 +64,20 @@ def weights_figure(weights: Weights) -> "Figure":
     for side in (columns, rows):
         side.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _relative(values_RK: Tensor) -> "tuple[np.ndarray[Any, Any], float]":
+    """Entries over the mean of their row, within `LARGEST`, and the ratio that the colours span either way."""
+    mean = values_RK.mean(-1, keepdim=True)
+    relative = torch.where(mean > 0, values_RK / mean.clamp_min(1e-300), 1.0).clamp(1 / LARGEST, LARGEST)
+    return relative.numpy(), max(1.25, float(relative.max()), 1 / float(relative.min()))
+
+
+def _label(bar: "Colorbar", span: float) -> None:
+    bar.set_label("W / its row's mean")
+    ticks = [1 / span, 1.0, span]
+    bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
+    bar.minorticks_off()
 
 
 def profile_figure(profile: Profile) -> "Figure":
@@ -111,18 +120,17 @@ def profile_figure(profile: Profile) -> "Figure":
 
 
 def history_figure(weights: Weights, history: Sequence[tuple[int, Tensor]]) -> "Figure":
-    """K·W of each recomputation, one panel for each reward: iterations down, denoising steps along."""
+    """W over its row's mean at each recomputation, one panel for each reward: iterations down, steps along."""
+    from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
     rewards, steps = weights.values_RK.shape
-    table = torch.stack([values_RK for _, values_RK in history])  # recomputations × R × K
     rows = len(history)
+    relative, span = _relative(torch.stack([values_RK for _, values_RK in history]))  # recomputations × R × K
     figure = Figure(figsize=(1.2 + 2.1 * rewards, 1.4 + 0.22 * min(rows, 20)), layout="constrained")
     panels = figure.subplots(1, rewards, sharey=True, squeeze=False)[0]
     for row, (panel, name) in enumerate(zip(panels, weights.names, strict=True)):
-        image = panel.imshow(
-            table[:, row].numpy(), cmap="viridis", vmin=0, vmax=max(1e-12, float(table.max())), aspect="auto"
-        )
+        image = panel.imshow(relative[:, row], cmap="coolwarm", norm=LogNorm(1 / span, span), aspect="auto")
         panel.set_title(name, fontsize=9)
         marks = sorted({0, steps // 2, steps - 1})
         panel.set_xticks(marks, [f"{float(weights.levels[k]):.2f}" for k in marks], fontsize=8)
@@ -130,5 +138,5 @@ def history_figure(weights: Weights, history: Sequence[tuple[int, Tensor]]) -> "
     panels[0].set_yticks(list(shown), [str(history[i][0]) for i in shown], fontsize=8)
     panels[0].set_ylabel("iteration")
     figure.supxlabel("noise level t of the denoising step (noise → clean)", fontsize=9)
-    figure.colorbar(image, ax=list(panels), label="K·W", aspect=14)
+    _label(figure.colorbar(image, ax=list(panels), aspect=14), span)
     return figure
