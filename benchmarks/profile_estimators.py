@@ -212,16 +212,9 @@ def draw(truth: Profile, final: dict[str, Profile], rows: list[dict[str, Any]], 
     cost = panels["cost"]
     for estimator, shade in shades.items():
         mine = [row for row in rows if row["estimator"] == estimator]
-        cost.plot([row["seconds"] for row in mine], [row["error"] for row in mine], "o-", color=shade)
-        cost.annotate(
-            estimator,
-            (mine[-1]["seconds"], mine[-1]["error"]),
-            xytext=(0, 7),
-            textcoords="offset points",
-            ha="right",
-            fontsize=8,
-            color=shade,
-        )
+        seconds, errors = [row["seconds"] for row in mine], [row["error"] for row in mine]
+        cost.plot(seconds, errors, "o-", color=shade, label=estimator)
+    cost.legend(frameon=False, fontsize=8)
     cost.set_xscale("log")
     cost.set_ylim(bottom=0)
     cost.set_xlabel("CPU seconds in the estimator")
