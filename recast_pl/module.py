@@ -307,7 +307,7 @@ class ReCASTModule(pl.LightningModule):
             raise ValueError("judges.rewards: `test` judges by held-out rewards; the configuration has none")
         if isinstance(data, PromptData):
             for part in ("train", "evaluation") if stage == "fit" else ("evaluation",):
-                suite.check_prompts(data.prompts(part), origin=f"data.{part}")
+                suite.check_prompts(data.prompts(part), origin=data.origin(part))
             if stage == "fit":
                 data.check_shares(self.trainer.world_size)
         if stage == "fit" and self.rollout.guidance_scale != 1:

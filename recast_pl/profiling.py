@@ -77,7 +77,7 @@ class Trainer(pl.Trainer):
         strategy = credit.strategy
         strategy.average = EvidenceAverage(memory=1.0)  # the policy stands still: all evidence counts alike
         datamodule.trainer = self
-        model.rewards.check_prompts(datamodule.prompts("train"), origin="data.train")
+        model.rewards.check_prompts(datamodule.prompts("train"), origin=datamodule.origin("train"))
         datamodule.check_shares(self.world_size)
         strategy.check(model.rewards.names, model.rewards.budgets_R)
         watcher = Profiling(model, strategy)

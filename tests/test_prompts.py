@@ -144,6 +144,14 @@ def test_impossible_geometry_names_its_key(wrong, key):
         PromptData(train=SceneGrammar(count=1), evaluation=SceneGrammar(count=1), **wrong)
 
 
+def test_the_origin_of_prompts_names_key_and_file(tmp_path):
+    (tmp_path / "mine.txt").write_text("a red circle\n")
+    source = TextFile(path=str(tmp_path / "mine.txt"))
+    data = PromptData(train=source, evaluation=SceneGrammar(count=4))
+    assert data.origin("train") == f"data.train ({tmp_path / 'mine.txt'})"
+    assert data.origin("evaluation") == "data.evaluation"
+
+
 def test_samples_that_processes_cannot_share_name_a_number_that_they_can():
     data = PromptData(train=SceneGrammar(count=4), evaluation=SceneGrammar(count=4), num_groups=3, group_size=3)
     data.check_shares(3)

@@ -57,6 +57,11 @@ class PromptData(pl.LightningDataModule):
             self._prompts[part] = list(self.sources[part].prompts())
         return self._prompts[part]
 
+    def origin(self, part: str) -> str:
+        """Where the prompts of `train` or `evaluation` come from: the YAML key, and the file if it is one."""
+        path = getattr(self.sources[part], "path", None)
+        return f"data.{part}" if path is None else f"data.{part} ({path})"
+
     def check_shares(self, processes: int) -> None:
         """Refuses an iteration's samples that processes cannot share evenly."""
         samples = self.num_groups * self.group_size

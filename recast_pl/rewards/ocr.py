@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recast_pl.rewards.base import Reward
-from recast_pl.rewards.images import to_pil
+from recast_pl.rewards.images import nan_where_broken, to_pil
 from recast_pl.types import Prompt
 
 _MARKS = '"“”„‟＂'
@@ -88,7 +88,7 @@ class OCR(Reward):
         targets = [target_text(prompt) for prompt in prompts]
         texts = [self._read(image) for image in to_pil(images_B3HW)]
         scores = [text_score(target, text) for target, text in zip(targets, texts, strict=True)]
-        return torch.tensor(scores, device=images_B3HW.device)
+        return nan_where_broken(torch.tensor(scores, device=images_B3HW.device), images_B3HW)
 
     def _read(self, image: Any) -> str:
         """All lines that the engine reads, top to bottom; "" where there is no text."""
