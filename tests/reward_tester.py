@@ -53,7 +53,6 @@ class Case:
     edge_texts: tuple[str, ...] = EDGE_TEXTS  # prompts that must be scored like any other
     pictures: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone  # from drawn scenes to its own
     networks: bool = False  # it has networks though no `dtype`
-    slow: bool = False  # seconds for each check
     extra: str | None = None  # the optional dependencies of pyproject.toml that it may import
     tolerance: float = 1e-5  # between batch sizes
 
@@ -121,7 +120,6 @@ CASES: dict[str, Case] = {
         prompts=quoting_prompts,
         pictures=rendered_words,
         edge_texts=('"' + "word " * 300 + '"', "a sign: “zażółć 文字 🎉” and more", '"one" and "two"'),
-        slow=True,
         extra="ocr",
     ),
     "composition": Case(reward=Composition, build=lambda c: Composition(), reads_text=False),

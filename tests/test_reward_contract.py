@@ -26,9 +26,7 @@ def testers(reward_checkpoints):
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * case.slow) for name, case in CASES.items()]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_contract(testers, name, check):
     getattr(testers[name], check)()
 
