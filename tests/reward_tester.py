@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from miniature_rewards import RewardCheckpoints
 from PIL import Image, ImageDraw, ImageFont
+from reward_servers import chat_url, jpeg_url
 from torch import nn
 
 from recast_pl.coco import COCO_CLASSES
@@ -31,9 +32,11 @@ from recast_pl.rewards import (
     JPEGCompressibility,
     JPEGIncompressibility,
     PickScore,
+    RemoteReward,
     Reward,
     RewardSuite,
     Sharpness,
+    VLMScore,
 )
 from recast_pl.scenes import draw, sample_scene
 from recast_pl.types import Prompt
@@ -121,6 +124,10 @@ CASES: dict[str, Case] = {
         pictures=rendered_words,
         edge_texts=('"' + "word " * 300 + '"', "a sign: “zażółć 文字 🎉” and more", '"one" and "two"'),
         extra="ocr",
+    ),
+    "vlm": Case(reward=VLMScore, build=lambda c: VLMScore(url=chat_url(), model="judge")),
+    "remote": Case(
+        reward=RemoteReward, build=lambda c: RemoteReward(url=jpeg_url()), reads_text=False, extra="serve"
     ),
     "composition": Case(reward=Composition, build=lambda c: Composition(), reads_text=False),
     "sharpness": Case(reward=Sharpness, build=lambda c: Sharpness(), reads_text=False),

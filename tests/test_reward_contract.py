@@ -34,8 +34,7 @@ def test_contract(testers, name, check):
 def test_every_reward_has_a_case():
     exported = {getattr(rewards, name) for name in rewards.__all__}
     kinds = {kind for kind in exported if isinstance(kind, type) and issubclass(kind, rewards.Reward)}
-    served = {rewards.RemoteReward, rewards.VLMScore}  # with servers of their own, in test_remote and test_vlm
-    assert kinds - {rewards.Reward} == {case.reward for case in CASES.values()} | served
+    assert kinds - {rewards.Reward} == {case.reward for case in CASES.values()}
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recast_pl.rewards.base import Reward
 from recast_pl.rewards.http import RewardUnusable, checked_url, exchange, open_client, parsed
+from recast_pl.rewards.images import score_finite
 from recast_pl.rewards.wire import (
     CONTENT_TYPE,
     Description,
@@ -125,6 +126,9 @@ class RemoteReward(Reward):
 
     def score(self, images_B3HW: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Scores [B] as the server gives them; NaN where it could not score a picture."""
+        return score_finite(images_B3HW, prompts, self._ask)
+
+    def _ask(self, images_B3HW: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         if self._client is None:
             raise RuntimeError("RemoteReward.score before load")
         url, parts = f"{self.url}/score", [images_B3HW.new_empty(0, dtype=torch.float32)]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recast_pl.rewards.base import Reward
 from recast_pl.rewards.chat import ChatServer
-from recast_pl.rewards.images import to_pil
+from recast_pl.rewards.images import score_finite, to_pil
 from recast_pl.types import Prompt
 
 # In the layout and with the scale of the UnifiedReward models' published question, in our own words: for scores
@@ -101,6 +101,9 @@ class VLMScore(Reward):
 
     def score(self, images_B3HW: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Numbers [B] on the scale; NaN where the answer has none."""
+        return score_finite(images_B3HW, prompts, self._ask)
+
+    def _ask(self, images_B3HW: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         threads = ThreadPoolExecutor(self.parallel_requests, thread_name_prefix="vlm")
         try:
             waiting = [
