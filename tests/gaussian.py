@@ -13,6 +13,7 @@ from recast_pl.credit import PairedCompletions, Probe
 from recast_pl.types import Experience, Prompt, PromptBatch, Rollout, Scores, TextEmbeddings
 
 LEVELS = torch.linspace(1, 0, 11, dtype=torch.float64)
+FEW_LEVELS = torch.tensor([1.0, 0.8, 0.5, 0.2, 0.0], dtype=torch.float64)
 
 
 @dataclass
