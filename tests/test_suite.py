@@ -219,6 +219,7 @@ def test_offloaded_networks_wait_on_the_cpu_and_shared_ones_stay():
     [
         ({"b": {}}, r"rewards\.options: names \['b'\] that do not exist; the rewards are a"),
         ({"a": {"retries": -1}}, r"rewards\.options\.a\.retries: expected 0 or more"),
+        ({"a": {"background": True, "offload": True}}, r"rewards\.options\.a: `background`.*choose one"),
         ({"a": {"timeout": 0.0}}, r"rewards\.options\.a\.timeout: expected above 0"),
         ({"a": {"micro_batch_size": 0}}, r"rewards\.options\.a\.micro_batch_size: expected 1 or more"),
     ],

@@ -45,6 +45,11 @@ class RewardOptions:
                 raise ValueError(f"rewards.options.{name}.{key}: expected {low} or more, got {value}")
         if self.timeout is not None and not self.timeout > 0:
             raise ValueError(f"rewards.options.{name}.timeout: expected above 0 seconds, got {self.timeout}")
+        if self.background and self.offload:
+            raise ValueError(
+                f"rewards.options.{name}: `background` scores while the rollout holds the device, so its networks "
+                "cannot wait on the CPU (`offload`); choose one"
+            )
         return self
 
 
