@@ -47,8 +47,8 @@ class RewardOptions:
             raise ValueError(f"rewards.options.{name}.timeout: expected above 0 seconds, got {self.timeout}")
         if self.background and self.offload:
             raise ValueError(
-                f"rewards.options.{name}: `background` scores while the rollout goes on, so its networks cannot "
-                "wait on the CPU (`offload`); choose one"
+                f"rewards.options.{name}: `background` scores while the rollout goes on, so its networks "
+                "cannot wait on the CPU (`offload`); choose one"
             )
         return self
 
