@@ -108,3 +108,8 @@ def overlay(pipeline_folder, clip_folder, tmp_path_factory):
     path = tmp_path_factory.mktemp("overlay") / "miniature.yaml"
     path.write_text(yaml.safe_dump(content))
     return str(path)
+
+
+def clause(name, count=1, **rest):
+    """A clause of GenEval's `include`."""
+    return {"class": name, "count": count, **rest}
