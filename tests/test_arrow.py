@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "objectives": {"types", "rollout"},
     "update": {"types", "noise"},
     "credit": {"types", "noise", "rollout", "figures", "module"},  # the callback sets the module's W
-    "evaluation": {"types", "rewards"},
+    "evaluation": {"types", "clock", "policy", "rewards"},
 }
 
 
