@@ -55,7 +55,6 @@ class Case:
     prompts: Callable[[list[Prompt]], list[Prompt]] = list  # from captions of scenes to what the reward needs
     edge_texts: tuple[str, ...] = EDGE_TEXTS  # prompts that must be scored like any other
     pictures: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone  # from drawn scenes to its own
-    networks: bool = False  # it has networks though no `dtype`
     extra: str | None = None  # the optional dependencies of pyproject.toml that it may import
     tolerance: float = 1e-5  # between batch sizes
 
@@ -112,10 +111,11 @@ CASES: dict[str, Case] = {
     ),
     "geneval": Case(
         reward=GenEval,
-        build=lambda c: GenEval(detector=c.detector, clip=c.clip, threshold=0.0, counting_threshold=0.0),
+        build=lambda c, **o: GenEval(
+            detector=c.detector, clip=c.clip, threshold=0.0, counting_threshold=0.0, **o
+        ),
         prompts=geneval_prompts,
         reads_text=False,
-        networks=True,
     ),
     "ocr": Case(
         reward=OCR,
@@ -259,7 +259,7 @@ class RewardTester:
         reward.load(CPU)
         listed = {id(p) for network in reward.networks() for p in network.parameters()}
         assert listed == {id(p) for network in reachable_modules(reward) for p in network.parameters()}
-        assert bool(listed) == (self.case.has_dtype or self.case.networks)
+        assert bool(listed) == self.case.has_dtype
         for network in reward.networks():
             assert not any(module.training for module in network.modules())
             assert not any(p.requires_grad for p in network.parameters())

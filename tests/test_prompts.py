@@ -76,6 +76,15 @@ def test_text_file(tmp_path):
     assert len(TextFile(path=str(path), limit=1).prompts()) == 1
 
 
+@pytest.mark.parametrize("inside", ["\u2028", "\x85", "\x0b", "\x1e"])
+def test_only_newlines_end_a_line(tmp_path, inside):
+    text = f"a cat{inside}on a mat"
+    (tmp_path / "p.txt").write_text(f"\ufeff{text}\r\nnext\n", encoding="utf-8", newline="")
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": text}, ensure_ascii=False), encoding="utf-8")
+    assert [p.text for p in TextFile(path=str(tmp_path / "p.txt")).prompts()] == [text, "next"]
+    assert [p.text for p in JSONLines(path=str(tmp_path / "p.jsonl")).prompts()] == [text]
+
+
 def test_json_lines_keep_their_metadata(tmp_path):
     path = tmp_path / "prompts.jsonl"
     entry = {"tag": "counting", "include": [{"class": "bench", "count": 2}], "prompt": "two benches"}

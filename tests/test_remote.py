@@ -1,6 +1,7 @@
 """A reward behind a real server, which is killed, slow, wrong, or talks rubbish."""
 
 import ast
+import asyncio
 import json
 import os
 import re
@@ -32,6 +33,7 @@ from recast_pl.rewards import (
     RewardUnavailable,
     RewardUnusable,
 )
+from recast_pl.rewards.serve import Refusal, limited_body
 from recast_pl.rewards.serve import main as serve
 from recast_pl.rewards.wire import decode_request, encode_request
 from recast_pl.scenes import draw, sample_scene
@@ -111,6 +113,28 @@ def test_one_bit_of_one_pixel_arrives(remote):
 def test_the_servers_reward_is_taken_over(remote):
     assert remote.range == (0.0, float("inf"))
     assert remote.higher_is_better is False
+
+
+def test_a_request_of_too_many_bytes_is_refused_before_it_has_all_arrived():
+    arrived = 0
+
+    async def endless():
+        nonlocal arrived
+        while True:
+            arrived += 2**16
+            yield bytes(2**16)
+
+    with pytest.raises(Refusal, match="at most 2 MiB in a request"):
+        asyncio.run(limited_body(endless(), max_megabytes=2))
+    assert arrived == 2 * 2**20 + 2**16
+
+
+def test_a_server_goes_on_after_a_request_of_too_many_bytes():
+    with server("served.Bits", "--max_megabytes", "1") as (address, _):
+        answer = httpx2.post(f"{address}/score", content=bytes(2**20 + 1))
+        assert answer.status_code == 413
+        assert "max_megabytes" in answer.json()["error"]
+        assert httpx2.get(f"{address}/health").json() == {"status": "ok"}
 
 
 def test_a_picture_that_could_not_be_scored_stays_nan(remote):
@@ -278,6 +302,10 @@ def test_a_request_that_nobody_waits_for_any_more_is_not_scored(url, tmp_path):
     [
         (["--reward", "NoSuchReward"], "NoSuchReward"),
         (["--reward", "recast_pl.rewards.JPEGIncompressibility", "--max_batch", "0"], "max_batch: expected 1"),
+        (
+            ["--reward", "recast_pl.rewards.JPEGIncompressibility", "--max_megabytes", "0"],
+            "max_megabytes: expected 1",
+        ),
         ([], "reward"),
     ],
 )

@@ -35,7 +35,7 @@ class TextFile(PromptSource):
 
     def prompts(self) -> Sequence[Prompt]:
         """See the class."""
-        lines = [line.strip() for line in self.path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in _lines(self.path)]
         found = [Prompt(text=line, metadata={}) for line in lines if line][: self.limit]
         if not found:
             raise ValueError(f"{self.path} holds no prompt")
@@ -57,7 +57,7 @@ class JSONLines(PromptSource):
     def prompts(self) -> Sequence[Prompt]:
         """See the class."""
         found: list[Prompt] = []
-        for number, line in enumerate(self.path.read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(_lines(self.path), start=1):
             if not line.strip():
                 continue
             try:
@@ -102,6 +102,11 @@ class SceneGrammar(PromptSource):
             for _ in range(self.count)
         ]
         return [Prompt(text=scene.caption, metadata=scene.metadata) for scene in drawn]
+
+
+def _lines(path: Path) -> list[str]:
+    """Lines end at newlines alone: `str.splitlines` also cuts at U+2028 and U+0085, which prompts may hold."""
+    return path.read_text(encoding="utf-8-sig").replace("\r\n", "\n").split("\n")
 
 
 def existing(path: str) -> Path:

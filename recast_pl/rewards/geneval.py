@@ -20,6 +20,7 @@ from recast_pl.rewards.base import Reward
 from recast_pl.rewards.geneval_rules import Detection, fault_of, partial_score, select, strict_score
 from recast_pl.rewards.images import nan_where_broken, to_pil
 from recast_pl.rewards.instances import class_labels, cut_out, detections_of
+from recast_pl.rewards.weights import Precision, torch_dtype
 from recast_pl.types import Prompt
 
 COLOUR_PHRASES = ("a photo of a {c} {name}", "a photo of a {c}-colored {name}", "a photo of a {c} object")
@@ -41,6 +42,7 @@ class GenEval(Reward):
         counting_threshold: the same for prompts with the tag `counting`.
         max_objects: of one class, the most confident so many.
         batch_size: pictures that the detector sees at a time.
+        dtype: precision of both networks' weights; confidences and similarities are compared in float32.
 
     Reference: Ghosh et al., "GenEval: An object-focused framework for evaluating text-to-image alignment",
     2023; the defaults are its public code's.
@@ -59,6 +61,7 @@ class GenEval(Reward):
         counting_threshold: float = 0.9,
         max_objects: int = 16,
         batch_size: int = 8,
+        dtype: Precision = "float32",
     ) -> None:
         for key, value in (("threshold", threshold), ("counting_threshold", counting_threshold)):
             if not 0 <= value < 1:
@@ -72,6 +75,7 @@ class GenEval(Reward):
         self.clip_source = resolve(clip, key="GenEval.clip")
         self.credit, self.max_objects, self.batch_size = credit, max_objects, batch_size
         self.threshold, self.counting_threshold = threshold, counting_threshold
+        self.dtype = torch_dtype(dtype, key="GenEval.dtype")
         self._detector: Any = None
         self._backbone: CLIPBackbone | None = None
         self._colour_texts: dict[str, Tensor] = {}
@@ -88,15 +92,13 @@ class GenEval(Reward):
             Mask2FormerImageProcessorPil,
         )
 
-        detector = Mask2FormerForUniversalSegmentation.from_pretrained(
-            self.detector_source, dtype=torch.float32
-        )
+        detector = Mask2FormerForUniversalSegmentation.from_pretrained(self.detector_source, dtype=self.dtype)
         self._labels = class_labels(detector.config.id2label, key="GenEval.detector")
         self._prepare = Mask2FormerImageProcessorPil.from_pretrained(self.detector_source)
         self._detector = detector.to(device).eval().requires_grad_(False)
         self._tokenizer = CLIPTokenizer.from_pretrained(self.clip_source)
         self._prepare_crop = CLIPImageProcessorPil.from_pretrained(self.clip_source)
-        self._backbone = load_clip(self.clip_source, dtype=torch.float32, device=device, key="GenEval.clip")
+        self._backbone = load_clip(self.clip_source, dtype=self.dtype, device=device, key="GenEval.clip")
 
     def unload(self) -> None:
         """Drops both networks and what CLIP said of the colours' names."""

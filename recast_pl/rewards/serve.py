@@ -4,6 +4,7 @@ The reward is named as in a run's YAML, on the command line or in a file (`--con
 
     reward: {class_path: recast_pl.rewards.CLIPScore, init_args: {pretrained: recast_pl://clip}}
     max_batch: 128
+    max_megabytes: 1024
 
 What goes over the line is described in `recast_pl.rewards.wire`. FastAPI on uvicorn, and one process: a server
 that spreads work over processes would hand pictures from one to the next by pickle. There is no access control:
@@ -15,7 +16,7 @@ Shape suffixes: B pictures, H W their sides.
 import asyncio
 import importlib.util
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,7 @@ from recast_pl.types import Prompt
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+MAX_MEGABYTES = 1024  # 64 pictures of 1024² are 768 MiB
 log = logging.getLogger("uvicorn.error")  # the one that uvicorn shows
 
 
@@ -87,7 +89,23 @@ def scored(reward: Reward, device: torch.device, images: Tensor, prompts: Sequen
     return scores
 
 
-def build_app(reward: Reward, *, device: torch.device, max_batch: int) -> "FastAPI":
+async def limited_body(chunks: AsyncIterable[bytes], *, max_megabytes: int) -> bytes:
+    """A request's body, which is refused before it fills the memory.
+
+    Raises:
+        Refusal: as soon as more than `max_megabytes` have arrived.
+    """
+    body = bytearray()
+    async for chunk in chunks:
+        body += chunk
+        if len(body) > max_megabytes * 2**20:
+            raise Refusal(413, f"at most {max_megabytes} MiB in a request (max_megabytes): send fewer pictures")
+    return bytes(body)
+
+
+def build_app(
+    reward: Reward, *, device: torch.device, max_batch: int, max_megabytes: int = MAX_MEGABYTES
+) -> "FastAPI":
     """The routes of a loaded reward."""
     from fastapi import FastAPI, Request
     from fastapi.concurrency import run_in_threadpool
@@ -108,7 +126,8 @@ def build_app(reward: Reward, *, device: torch.device, max_batch: int) -> "FastA
     @app.post("/score")
     async def score(request: Request) -> JSONResponse:
         try:
-            images, prompts = checked_request(await request.body(), reward, max_batch=max_batch)
+            body = await limited_body(request.stream(), max_megabytes=max_megabytes)
+            images, prompts = checked_request(body, reward, max_batch=max_batch)
             async with lock:
                 if await request.is_disconnected():
                     raise Refusal(499, "the client is gone")  # timed out while others were served
@@ -131,9 +150,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=8000, help="0: a free one, which the log names")
     parser.add_argument("--device", type=str, default="cpu", help="cpu, cuda, cuda:1, …")
     parser.add_argument("--max_batch", type=int, default=64, help="most pictures in one request")
+    parser.add_argument("--max_megabytes", type=int, default=MAX_MEGABYTES, help="most MiB in one request")
     options = parser.parse_args(arguments)
-    if options.max_batch < 1:
-        parser.error(f"max_batch: expected 1 or more, got {options.max_batch}")
+    for key in ("max_batch", "max_megabytes"):
+        if options[key] < 1:
+            parser.error(f"{key}: expected 1 or more, got {options[key]}")
     if missing := [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]:
         parser.error(f"serving needs {' and '.join(missing)}: pip install 'recast-pl[serve]'")
     import uvicorn
@@ -142,7 +163,8 @@ def main(arguments: list[str] | None = None) -> None:
     device = torch.device(options.device)
     reward.load(device)  # before the port opens: a server that answers is one that can score
     try:
-        app = build_app(reward, device=device, max_batch=options.max_batch)
+        limits = {key: options[key] for key in ("max_batch", "max_megabytes")}
+        app = build_app(reward, device=device, **limits)
         uvicorn.run(app, host=options.host, port=options.port)
     finally:
         reward.unload()

@@ -6,8 +6,8 @@ as it was; its header's `__metadata__` has under `prompts` a JSON list of B obje
 
 Answer: JSON `{"scores": […]}` with B numbers; `null` for a picture that could not be scored. Numbers are
 float32 written in full, so that they come back bit for bit. Errors are JSON `{"error": "reason"}` with status
-400 (body not understood), 413 (more pictures than the batch limit), 422 (wrong content) or 500 (the reward
-raised).
+400 (body not understood), 413 (more pictures or bytes than the server's limits), 422 (wrong content) or 500
+(the reward raised).
 
 `GET /info`: JSON of `Description`. `GET /health`: `{"status": "ok"}` once the reward is loaded.
 
