@@ -10,9 +10,12 @@ import sys
 import warnings
 from typing import Any
 
+from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from recast_pl.callbacks import EvaluationReport, SampleGrid
+from recast_pl.checkpoints import AtomicCheckpointIO, Checkpoints
 from recast_pl.credit import CreditAssigner
 from recast_pl.evaluation import PictureWriter
 from recast_pl.memory import Hardware
@@ -32,6 +35,7 @@ class ReCASTCLI(LightningCLI):
         parser.add_class_arguments(RewardSuite, "rewards")
         parser.add_class_arguments(JudgeSuite, "judges")
         parser.add_lightning_class_args(CreditAssigner, "credit")
+        parser.add_lightning_class_args(Checkpoints, "checkpoint")
         parser.add_lightning_class_args(SampleGrid, "grid")
         parser.add_lightning_class_args(PictureWriter, "pictures")
         parser.link_arguments("rewards", "model.rewards", apply_on="instantiate")
@@ -50,13 +54,22 @@ class ReCASTCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Builds the trainer; for `memory` one on this CPU, for the planned devices may not be here."""
-        if self.subcommand != "memory":
-            return super().instantiate_trainer(**kwargs)  # type: ignore[return-value]
-        here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto", "precision": "32-true"}
-        trainer = super().instantiate_trainer(**{**kwargs, **here, "logger": False})
+        planned = self._get(self.config_init, "trainer")
+        if self.subcommand == "memory":
+            here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto", "logger": False}
+            kwargs |= {**here, "precision": "32-true"}
+        trainer = super().instantiate_trainer(**kwargs)
         assert isinstance(trainer, Trainer)
-        trainer.planned = Hardware.planned(self._get(self.config_init, "trainer"))
+        if self.subcommand == "memory":
+            trainer.planned = Hardware.planned(planned)
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # not one of the user's choice
+            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         return trainer
+
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Any:
+        if config.get("enable_checkpointing") is False:
+            callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoints)]
+        return super()._instantiate_trainer(config, callbacks)
 
     def instantiate_classes(self) -> None:
         """Builds all objects; what their constructors refuse is a usage error, not a traceback."""
@@ -78,6 +91,8 @@ def quieten() -> None:
         ".*isinstance\\(treespec, LeafSpec\\).*",
         ".*does not have many workers.*",
         ".*Couldn.t infer the batch indices.*",  # batches are made by PromptData
+        ".*that ended before the epoch ended and your dataloader is not resumable.*",  # it is, by its position
+        ".*It is recommended to use `self.log\\(.*sync_dist=True.*",  # logged values are of all processes
         ".*predict returned None if it was on purpose.*",
         ".*`torch_dtype` is deprecated.*",
     ):

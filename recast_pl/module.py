@@ -1,6 +1,7 @@
 """The LightningModule: online rollout and policy update, one RL iteration a training step."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
@@ -16,9 +17,12 @@ from recast_pl.iteration_log import reward_values, time_values, update_values
 from recast_pl.objectives import DiffusionNFT, Objective
 from recast_pl.old_policy import OldPolicyRamp
 from recast_pl.policy import Policy, Role
+from recast_pl.policy.sharded import whole
+from recast_pl.processes import averaged, gathered, summed
 from recast_pl.prompts import PromptData
 from recast_pl.rewards import JudgeSuite, RewardSuite
 from recast_pl.rollout import ODERollout, RolloutSampler
+from recast_pl.strategies import FullyShard, without_gradient_exchange
 from recast_pl.types import (
     Experience,
     NoisedSamples,
@@ -138,7 +142,7 @@ class ReCASTModule(EvaluationSteps):
             with self.clock("rewards"):
                 scores = self.everywhere(scoring.result())
             own = slice(self.global_rank * len(batch), (self.global_rank + 1) * len(batch))
-            group_B = self._gathered(batch.group_B.to(self.device)).flatten()
+            group_B = gathered(batch.group_B.to(self.device)).flatten()
             self._experience = Experience(rollout=rollout, scores=scores, group_B=group_B, own=own)
         return self._experience
 
@@ -171,12 +175,15 @@ class ReCASTModule(EvaluationSteps):
         assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
         means: dict[str, Tensor] = {}
         for share in pairs.split(-(-len(pairs) // self.updates_per_iteration)):
-            for part in share.split(self.micro_batch_size):
+            parts = list(share.split(self.micro_batch_size))
+            for part in parts:
                 samples = renoise(rollout, advantages_BK, part, seed=self.seed)
                 text = rollout.text[part.row_N.to(self.device)]
                 velocities = self.velocities(samples, text)
                 loss = self.objective.loss(velocities, samples)
-                self.manual_backward(loss.total * (len(part) / len(share)))
+                last = part is parts[-1]
+                with nullcontext() if last else without_gradient_exchange(self.trainer.strategy):
+                    self.manual_backward(loss.total * (len(part) / len(share)))
                 if self.observer is not None:
                     with self.clock("credit"):
                         self.observer.watch(
@@ -196,8 +203,8 @@ class ReCASTModule(EvaluationSteps):
             torch.clear_autocast_cache()  # it holds half-precision copies of the weights before the step
         if self.observer is not None:
             with self.clock("credit"):
-                self.observer.learn(lambda tensor: self.trainer.strategy.reduce(tensor, reduce_op="sum"))
-        return {**means, "grad_norm": norm}
+                self.observer.learn(summed)
+        return {**averaged(means), "grad_norm": whole(norm)}
 
     def velocities(self, samples: NoisedSamples, text: TextEmbeddings) -> Velocities:
         """Predictions at x_t = (1 − t) x0 + t ε; old and reference only where the objective reads them."""
@@ -263,8 +270,10 @@ class ReCASTModule(EvaluationSteps):
         suite.setup(self.trainer.strategy.root_device)
 
     def configure_model(self) -> None:
-        """Loads the policy's weights."""
+        """Loads the policy's weights, and shards them where the strategy does."""
         self.policy.load(seed=self.seed)
+        if isinstance(self.trainer.strategy, FullyShard):
+            self.policy.shard(self.trainer.strategy.shard)
         steps = trainable_steps(self.levels, min_noise_level=self.min_noise_level)
         if len(steps) < (self.timesteps_per_sample or 1):
             raise ValueError(
@@ -294,12 +303,14 @@ class ReCASTModule(EvaluationSteps):
         return torch.nn.modules.module._IncompatibleKeys([], [])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the iteration."""
+        """Adds the iteration, and the evaluations so far."""
         checkpoint["iteration"] = self.iteration
+        checkpoint["evaluations"] = [[iteration, dict(values)] for iteration, values in self.evaluations]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Goes on at the saved iteration."""
+        """Goes on at the saved iteration; what is reported at the end is the change over the whole run."""
         self.iteration = int(checkpoint["iteration"])
+        self.evaluations = [(int(iteration), values) for iteration, values in checkpoint["evaluations"]]
 
     # ------------------------------------------------------------------ over processes, and logs
 
@@ -309,17 +320,8 @@ class ReCASTModule(EvaluationSteps):
 
     def everywhere(self, scores: Scores) -> Scores:
         """The scores of all processes' samples, in the order of the iteration's samples."""
-        values_RB = self._gathered(scores.values_RB)
-        if values_RB.ndim == 3:
-            values_RB = values_RB.transpose(0, 1).flatten(1)
+        values_RB = gathered(scores.values_RB).transpose(0, 1).flatten(1)
         return Scores(names=scores.names, values_RB=values_RB, valid_RB=values_RB.isfinite())
-
-    def _gathered(self, tensor: Tensor) -> Tensor:
-        if self.trainer.world_size == 1:
-            return tensor
-        gathered = self.all_gather(tensor)
-        assert isinstance(gathered, Tensor)
-        return gathered
 
     def _log_iteration(
         self, experience: Experience, advantages_BK: Tensor, parts: Mapping[str, Tensor]

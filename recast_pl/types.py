@@ -26,6 +26,7 @@ class PromptBatch:
     prompts: tuple[Prompt, ...]  # B, repeated within a group
     group_B: Tensor  # int64; equal for samples of one group, different for all others, whatever their text
     sample_B: Tensor  # int64; the sample's index in the whole iteration, over all processes
+    padding: int = 0  # last rows, drawn only so that all processes take as many steps; they do not count
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -34,6 +35,15 @@ class PromptBatch:
     def texts(self) -> list[str]:
         """The prompts' texts, B."""
         return [prompt.text for prompt in self.prompts]
+
+    def first(self, count: int) -> "PromptBatch":
+        """The first `count` samples."""
+        return PromptBatch(
+            iteration=self.iteration,
+            prompts=self.prompts[:count],
+            group_B=self.group_B[:count],
+            sample_B=self.sample_B[:count],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +66,16 @@ class Rollout:
     x0_BCHW: Tensor  # latents at t = 0
     images_B3HW: Tensor  # pictures in [0, 1], float32
     levels: Tensor  # K + 1 noise levels t, from 1 (noise) down to 0 (clean); float64, on the CPU
+
+    def first(self, count: int) -> "Rollout":
+        """The first `count` samples."""
+        return Rollout(
+            batch=self.batch.first(count),
+            text=self.text[:count],
+            x0_BCHW=self.x0_BCHW[:count],
+            images_B3HW=self.images_B3HW[:count],
+            levels=self.levels,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from recast_pl.types import Experience, Prompt, PromptBatch, Rollout, Scores, TextEmbeddings
+from recast_pl.types import Experience, Prompt, Scores, TextEmbeddings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,22 +23,10 @@ class Probe:
     def first(self, count: int) -> "Probe":
         """The same with each process's first `count` samples alone."""
         whole = self.experience
-        batch, size = whole.rollout.batch, len(whole.rollout.batch)
+        size = len(whole.rollout.batch)
         if count >= size:
             return self
         kept = torch.arange(whole.scores.values_RB.shape[1]).view(-1, size)[:, :count].flatten()
-        rollout = Rollout(
-            batch=PromptBatch(
-                iteration=batch.iteration,
-                prompts=batch.prompts[:count],
-                group_B=batch.group_B[:count],
-                sample_B=batch.sample_B[:count],
-            ),
-            text=whole.rollout.text[:count],
-            x0_BCHW=whole.rollout.x0_BCHW[:count],
-            images_B3HW=whole.rollout.images_B3HW[:count],
-            levels=whole.rollout.levels,
-        )
         kept = kept.to(whole.scores.values_RB.device)
         scores = Scores(
             names=whole.scores.names,
@@ -47,7 +35,7 @@ class Probe:
         )
         start = whole.own.start // size * count
         experience = Experience(
-            rollout=rollout,
+            rollout=whole.rollout.first(count),
             scores=scores,
             group_B=whole.group_B[kept.to(whole.group_B.device)],
             own=slice(start, start + count),

@@ -43,10 +43,12 @@ class EvaluationSteps(pl.LightningModule, ABC):
         return self._evaluate(self.rewards, batch)
 
     def _evaluate(self, suite: RewardSuite, batch: PromptBatch) -> Evaluated | None:
-        if len(batch) == 0:  # a process with fewer held-out prompts than the others
-            return None
         rollout = self.collect(batch, role=self.evaluated_policy)
-        scores = suite.score(rollout.images_B3HW, batch.prompts)
+        if batch.padding:  # this process has fewer held-out prompts; it had to take the same steps
+            rollout = rollout.first(len(batch) - batch.padding)
+        if not len(rollout.batch):
+            return None
+        scores = suite.score(rollout.images_B3HW, rollout.batch.prompts)
         self.statistics.update(scores.values_RB)
         return Evaluated(rollout, scores)
 

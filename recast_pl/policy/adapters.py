@@ -14,6 +14,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from recast_pl.policy.base import Role
+from recast_pl.policy.sharded import saved_copy, whole, whole_as
 
 TRAINED, OLD = "default", "old"
 
@@ -107,22 +108,21 @@ class AdapterPair:
         differences = torch._foreach_sub(
             [trained.data for trained in self.trained], [old.data for old in self.old]
         )
-        distance: Tensor = torch.stack(torch._foreach_norm(differences)).norm()
-        return distance
+        return whole(torch.nn.utils.get_total_norm(differences))
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of both adapters' tensors by parameter name."""
+        """Copies of both adapters' whole tensors on the CPU, by parameter name; on every process."""
         saved = {}
         for name, (trained, old) in zip(self._names, self._pairs, strict=True):
-            saved[name] = trained.detach().clone()
-            saved[name.replace(f".{TRAINED}.", f".{OLD}.")] = old.detach().clone()
+            saved[name] = saved_copy(trained)
+            saved[name.replace(f".{TRAINED}.", f".{OLD}.")] = saved_copy(old)
         return saved
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Puts `state` back; see `Policy.load_saved_state`."""
-        own = self.state()
-        missing, foreign = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+        own = {*self._names, *(name.replace(f".{TRAINED}.", f".{OLD}.") for name in self._names)}
+        missing, foreign = sorted(own - state.keys()), sorted(state.keys() - own)
         if missing or foreign:
             raise ValueError(
                 "the checkpoint's adapters are not this policy's (model.policy.init_args.lora_targets): "
@@ -134,5 +134,5 @@ class AdapterPair:
                     f"the checkpoint's {name} has shape {tuple(state[name].shape)}, this policy's "
                     f"{tuple(trained.shape)}: set model.policy.init_args.lora_rank to the checkpoint's"
                 )
-            trained.copy_(state[name])
-            old.copy_(state[name.replace(f".{TRAINED}.", f".{OLD}.")])
+            trained.copy_(whole_as(state[name], trained))
+            old.copy_(whole_as(state[name.replace(f".{TRAINED}.", f".{OLD}.")], old))

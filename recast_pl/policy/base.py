@@ -1,7 +1,7 @@
 """What the rest of the framework asks of a policy: text, velocities, pictures, and three sets of weights."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -23,6 +23,17 @@ class Policy(nn.Module, ABC):
     @abstractmethod
     def load(self, *, seed: int) -> None:
         """Reads the weights and adds the trainable ones, drawn by `seed`; a second call does nothing."""
+
+    def shard(self, shard: Callable[[nn.Module], None]) -> None:
+        """Calls `shard` on the parts of the network that compute as one, then on the network, once.
+
+        Raises:
+            ValueError: where this policy's weights cannot be shared out over processes.
+        """
+        raise ValueError(
+            f"trainer.strategy: {type(self).__name__} does not say how its weights are shared out over "
+            "processes; take ddp"
+        )
 
     @property
     @abstractmethod

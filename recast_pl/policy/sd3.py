@@ -1,7 +1,7 @@
 """Stable Diffusion 3 pipelines (SD3.5-Medium, or any folder of the same layout) as a policy."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
@@ -90,6 +90,7 @@ class SD3Policy(Policy):
         self.text_cache_size = text_cache_size
         self._pipeline: StableDiffusion3Pipeline | None = None
         self._adapters: AdapterPair | None = None
+        self._sharded = False
         self._text_cache: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
 
     def load(self, *, seed: int) -> None:
@@ -128,6 +129,16 @@ class SD3Policy(Policy):
             seed=seed,
         )
         self._pipeline = pipeline
+
+    def shard(self, shard: Callable[[nn.Module], None]) -> None:
+        """Block by block, then what is left of the denoiser; adapters go with the layers they belong to."""
+        if self._sharded:
+            return
+        for block in self.denoiser.transformer_blocks:
+            shard(block)
+        shard(self.denoiser)
+        self.adapters.follow(self.denoiser)
+        self._sharded = True
 
     @property
     def pipeline(self) -> "StableDiffusion3Pipeline":

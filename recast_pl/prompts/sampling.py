@@ -84,27 +84,32 @@ class GroupedPrompts(IterableDataset[PromptBatch]):
 
 
 class EvaluationPrompts(IterableDataset[PromptBatch]):
-    """Each prompt once, in order: batches of fixed noises, shared out evenly among processes."""
+    """Each prompt once, in order: batches of fixed noises, shared out evenly among processes.
+
+    Batches have the same sizes on all processes, for a sharded network steps in unison: a process with a prompt
+    less than the others repeats one, and `PromptBatch.padding` says so.
+    """
 
     def __init__(
         self, prompts: Sequence[Prompt], *, batch_size: int, rank: int = 0, world_size: int = 1
     ) -> None:
         share = range(rank * len(prompts) // world_size, (rank + 1) * len(prompts) // world_size)
-        # as many batches everywhere: a process without one more would leave the others waiting
-        largest = -(-len(prompts) // world_size)
-        self.batches = -(-largest // batch_size)
-        self.prompts, self.share, self.batch_size = prompts, share, batch_size
+        self.missing = -(-len(prompts) // world_size) - len(share)  # 0 or 1
+        self.rows = [*share, *[share[-1] if share else 0] * self.missing]
+        self.prompts, self.batch_size = prompts, batch_size
 
     def __len__(self) -> int:
-        return self.batches
+        return -(-len(self.rows) // self.batch_size)
 
     def __iter__(self) -> Iterator[PromptBatch]:
-        for batch in range(self.batches):
-            rows = self.share[batch * self.batch_size : (batch + 1) * self.batch_size]
-            index_B = torch.tensor(list(rows), dtype=torch.int64)
+        for start in range(0, len(self.rows), self.batch_size):
+            rows = self.rows[start : start + self.batch_size]
+            index_B = torch.tensor(rows, dtype=torch.int64)
+            last = start + self.batch_size >= len(self.rows)
             yield PromptBatch(
                 iteration=-1,
                 prompts=tuple(self.prompts[row] for row in rows),
                 group_B=index_B,
                 sample_B=index_B,
+                padding=self.missing if last else 0,
             )

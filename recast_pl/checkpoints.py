@@ -1,0 +1,198 @@
+"""A run's checkpoints: written whole or not at all, often enough that a crash loses one iteration."""
+
+import os
+import pickle
+import signal
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities import rank_zero_info
+
+LAST = "last.ckpt"
+
+
+class CheckpointNotWritten(RuntimeError):
+    """A checkpoint could not be written; the one before it is intact."""
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Files that are whole or not there: written under another name, flushed to the disk, then renamed.
+
+    Paths with a protocol (`s3://…`) go Lightning's own way.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        """Replaces `path` in one step.
+
+        Raises:
+            CheckpointNotWritten: where the disk is full or the folder read-only; what was at `path` still is.
+        """
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        path = Path(path)
+        unfinished = path.with_name(f".{path.name}.unfinished")  # one that a killed run left is written over
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with unfinished.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        except (OSError, RuntimeError) as error:  # torch's writer reports a full disk as a RuntimeError
+            with suppress(OSError):
+                unfinished.unlink()
+            raise CheckpointNotWritten(
+                f"no checkpoint could be written to {path}: {error}. What was there before is intact; free "
+                "space or choose another folder (checkpoint.folder), and go on from it with --ckpt_path"
+            ) from error
+        with suppress(OSError):  # so that the new name outlives a power cut; not every file system can
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = lambda storage, location: storage, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Reads plain types only.
+
+        Raises:
+            FileNotFoundError: where there is no such file.
+            ValueError: where it is cut short, holds other than plain types, or is no checkpoint of a run.
+        """
+        try:
+            checkpoint = super().load_checkpoint(path, map_location=map_location, weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError, OSError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise ValueError(
+                f"--ckpt_path: {path} is no whole checkpoint (cut short, or of another program): {error}"
+            ) from error
+        wanted = ("state_dict", "iteration", "pytorch-lightning_version")
+        missing = [key for key in wanted if not isinstance(checkpoint, dict) or key not in checkpoint]
+        if missing:
+            raise ValueError(f"--ckpt_path: {path} is not a checkpoint of a run: it lacks {', '.join(missing)}")
+        return checkpoint
+
+
+class Checkpoints(Checkpoint):
+    """Writes `last.ckpt` as a run goes on, and lets Ctrl-C end it between two iterations.
+
+    The first Ctrl-C lets the iteration in flight come to its end; a second one stops at once, and loses it.
+
+    Args:
+        every_n_iterations: between two writings of `last.ckpt`; an epoch's last iteration is always written.
+        keep_every_n_iterations: between checkpoints that stay, `iteration=00020.ckpt`; None: none but the last.
+        folder: where to; None: `checkpoints` in the run's folder.
+    """
+
+    def __init__(
+        self,
+        *,
+        every_n_iterations: int = 1,
+        keep_every_n_iterations: int | None = None,
+        folder: str | None = None,
+    ) -> None:
+        for key, value in (
+            ("every_n_iterations", every_n_iterations),
+            ("keep_every_n_iterations", keep_every_n_iterations),
+        ):
+            if value is not None and value < 1:
+                raise ValueError(f"checkpoint.{key}: expected 1 or more, got {value}")
+        self.every_n_iterations = every_n_iterations
+        self.keep_every_n_iterations = keep_every_n_iterations
+        self.folder = folder
+        self.place = Path()  # the folder of this run's checkpoints
+        self.saved: int | None = None  # the iteration of `last.ckpt`
+        self._between = True  # no iteration is in flight: what the module holds is whole
+        self._asked_to_stop = False
+        self._handler: Any = None
+
+    # ------------------------------------------------------------------ when
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """From here on, what the module holds belongs to an iteration in flight."""
+        self._between = False
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Writes what is due, and stops where Ctrl-C has asked for it.
+
+        Raises:
+            KeyboardInterrupt: on every process, if any of them was asked to stop.
+        """
+        self._between = True
+        iteration = _iteration_of(pl_module)
+        last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        stop = trainer.strategy.reduce_boolean_decision(self._asked_to_stop, all=False)
+        if last or stop or iteration % self.every_n_iterations == 0:
+            self._save(trainer, iteration)
+        if self.keep_every_n_iterations is not None and iteration % self.keep_every_n_iterations == 0:
+            trainer.save_checkpoint(self.place / f"iteration={iteration:05d}.ckpt")
+        if stop:
+            raise KeyboardInterrupt
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Once more after the evaluation, so that a resumed run does not repeat it."""
+        self._save(trainer, _iteration_of(pl_module))
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Saves what an orderly end leaves (a scheduler's SIGTERM, Ctrl-C), and says how to go on."""
+        if trainer.state.fn != "fit":
+            return
+        iteration = _iteration_of(pl_module)
+        orderly = isinstance(exception, (KeyboardInterrupt, SystemExit))
+        if orderly and self._between and self.saved is not None and iteration > self.saved:
+            self._save(trainer, iteration)
+        if self.saved is not None and not isinstance(exception, CheckpointNotWritten):
+            rank_zero_info(
+                f"Stopped; iteration {self.saved} is saved. To go on: --ckpt_path {self.place / LAST}"
+            )
+
+    def _save(self, trainer: pl.Trainer, iteration: int) -> None:
+        trainer.save_checkpoint(self.place / LAST)
+        self.saved = iteration
+
+    # ------------------------------------------------------------------ Ctrl-C
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Takes Ctrl-C over; only a main thread may."""
+        self._between, self._asked_to_stop, self.saved = True, False, None
+        # asked for on every process, for it is broadcast
+        self.place = Path(self.folder or Path(trainer.log_dir or ".") / "checkpoints")
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Gives Ctrl-C back."""
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+            self._handler = None
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._asked_to_stop or self._between:
+            raise KeyboardInterrupt
+        self._asked_to_stop = True
+        rank_zero_info("\nCtrl-C: the run stops after this iteration, with a checkpoint. Once more: at once.")
+
+
+def _iteration_of(module: pl.LightningModule) -> int:
+    iteration = module.iteration
+    assert isinstance(iteration, int)
+    return iteration
