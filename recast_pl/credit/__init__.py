@@ -7,12 +7,17 @@ from recast_pl.credit.divergence import gains, monotone, renyi_divergence
 from recast_pl.credit.estimators import FromFile, PairedCompletions, Preview, ProfileEstimator, ValueHead
 from recast_pl.credit.evidence import Evidence
 from recast_pl.credit.fixed import Fixed
+from recast_pl.credit.noise_level import NoiseLevel
 from recast_pl.credit.plots import history_figure, profile_figure, weights_figure
 from recast_pl.credit.probe import Probe
 from recast_pl.credit.profile import Profile
 from recast_pl.credit.recast import ReCAST
+from recast_pl.credit.separable import Separable
 from recast_pl.credit.snr import SNR
+from recast_pl.credit.stage import Stage
+from recast_pl.credit.stepwise_gain import StepwiseGain
 from recast_pl.credit.transport import NotConverged, transport_weights
+from recast_pl.credit.window import Window
 
 __all__ = [
     "SNR",
@@ -21,6 +26,7 @@ __all__ = [
     "Evidence",
     "Fixed",
     "FromFile",
+    "NoiseLevel",
     "NotConverged",
     "PairedCompletions",
     "Preview",
@@ -28,8 +34,12 @@ __all__ = [
     "Profile",
     "ProfileEstimator",
     "ReCAST",
+    "Separable",
+    "Stage",
+    "StepwiseGain",
     "Uniform",
     "ValueHead",
+    "Window",
     "gains",
     "history_figure",
     "monotone",

@@ -42,7 +42,9 @@ class CreditStrategy(ABC):
 
     @abstractmethod
     def table(self, names: Sequence[str], budgets_R: Tensor, levels: Tensor) -> Tensor:
-        """W [R, K], float64: rows sum to λ_r / Σλ; most strategies have columns that sum to 1 / K.
+        """W [R, K], float64, at least 0, sum 1; rows sum to λ_r / Σλ, unless an option says otherwise.
+
+        Columns sum to 1 / K for column-balanced strategies (`Uniform`, `ReCAST`).
 
         Args:
             names: of the rewards.

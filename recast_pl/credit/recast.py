@@ -114,7 +114,7 @@ class ReCAST(CreditStrategy):
             samples = int(probe.experience.scores.values_RB.shape[1])
             rank_zero_warn(
                 f"the profile of {', '.join(self.profile.undetected)} cannot be told from noise with {samples} "
-                "samples a time; W has an even row there until it can (more samples, a larger "
+                "samples a time; it counts as even until it can (more samples, a larger "
                 "credit.strategy.init_args.memory, or a smaller credit.every_n_steps)"
             )
             self._told = undetected
