@@ -119,6 +119,11 @@ class Checkpoints(Checkpoint):
         self._asked_to_stop = False
         self._handler: Any = None
 
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Has checkpoints written and read by `AtomicCheckpointIO`, unless the user has chosen another way."""
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+
     # ------------------------------------------------------------------ when
 
     def on_train_batch_start(
@@ -142,7 +147,7 @@ class Checkpoints(Checkpoint):
         if last or stop or iteration % self.every_n_iterations == 0:
             self._save(trainer, iteration)
         if self.keep_every_n_iterations is not None and iteration % self.keep_every_n_iterations == 0:
-            trainer.save_checkpoint(self.place / f"iteration={iteration:05d}.ckpt")
+            trainer.save_checkpoint(self.place / f"iteration={iteration:05d}.ckpt", weights_only=False)
         if stop:
             raise KeyboardInterrupt
 
@@ -166,7 +171,7 @@ class Checkpoints(Checkpoint):
             )
 
     def _save(self, trainer: pl.Trainer, iteration: int) -> None:
-        trainer.save_checkpoint(self.place / LAST)
+        trainer.save_checkpoint(self.place / LAST, weights_only=False)
         self.saved = iteration
 
     # ------------------------------------------------------------------ Ctrl-C

@@ -10,12 +10,11 @@ import sys
 import warnings
 from typing import Any
 
-from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from recast_pl.callbacks import EvaluationReport, SampleGrid
-from recast_pl.checkpoints import AtomicCheckpointIO, Checkpoints
+from recast_pl.checkpoints import Checkpoints
 from recast_pl.credit import CreditAssigner
 from recast_pl.evaluation import PictureWriter
 from recast_pl.memory import Hardware
@@ -62,8 +61,6 @@ class ReCASTCLI(LightningCLI):
         assert isinstance(trainer, Trainer)
         if self.subcommand == "memory":
             trainer.planned = Hardware.planned(planned)
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # not one of the user's choice
-            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         return trainer
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Any:
