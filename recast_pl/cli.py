@@ -4,6 +4,7 @@
 that this file imports, by their bare name.
 """
 
+import json
 import logging
 import os
 import sys
@@ -19,9 +20,9 @@ from recast_pl.credit import CreditAssigner
 from recast_pl.evaluation import PictureWriter
 from recast_pl.memory import Hardware
 from recast_pl.module import ReCASTModule
-from recast_pl.profiling import Trainer
 from recast_pl.prompts import PromptData
 from recast_pl.rewards import JudgeSuite, RewardSuite
+from recast_pl.trainer import Trainer
 
 DEFAULT_SEED = 42
 
@@ -44,23 +45,26 @@ class ReCASTCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Lightning's four verbs, `profile` and `memory`."""
+        """Lightning's four verbs, `profile`, `memory` and `export`."""
         return {
             **LightningCLI.subcommands(),
             "profile": {"model", "datamodule"},
             "memory": {"model", "datamodule"},
+            "export": {"model", "datamodule"},
         }
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Builds the trainer; for `memory` one on this CPU, for the planned devices may not be here."""
-        planned = self._get(self.config_init, "trainer")
-        if self.subcommand == "memory":
-            here = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto", "logger": False}
-            kwargs |= {**here, "precision": "32-true"}
+        """Builds the trainer; for `memory` and `export` on this CPU, whatever devices are planned."""
+        planned, here = self._get(self.config_init, "trainer"), self.subcommand in ("memory", "export")
+        if here:
+            kwargs |= {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto"}
+            kwargs |= {"logger": False, "precision": "32-true"}
         trainer = super().instantiate_trainer(**kwargs)
         assert isinstance(trainer, Trainer)
-        if self.subcommand == "memory":
+        if here:
             trainer.planned = Hardware.planned(planned)
+            text = self._parser(self.subcommand).dump(self.config[self.subcommand], format="json")
+            trainer.settings = json.loads(text)
         return trainer
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Any:
@@ -104,7 +108,7 @@ def quieten() -> None:
 
 
 def main(arguments: list[str] | None = None) -> ReCASTCLI:
-    """Runs one verb: fit, validate, test, predict, profile or memory."""
+    """Runs one verb: fit, validate, test, predict, profile, memory or export."""
     quieten()
     return ReCASTCLI(
         ReCASTModule,

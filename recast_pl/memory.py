@@ -8,6 +8,7 @@ import torch
 
 from recast_pl.module import ReCASTModule
 from recast_pl.policy import SD3Policy
+from recast_pl.policy.full_weights import FullWeights
 from recast_pl.policy.memory import Sketch, module_bytes, stored_bytes
 from recast_pl.prompts import PromptData
 from recast_pl.types import NoisedSamples
@@ -73,12 +74,15 @@ class Update:
 class Fixed:
     """What does not depend on batches: weights and their state, by their shapes."""
 
-    parameters: int  # of the denoiser, without adapters
-    trained: int  # parameters of one adapter
+    parameters: int  # of the denoiser, without what is trained
+    trained: int  # parameters that are trained
+    full: bool  # whether they are the denoiser's own, not an adapter's
     offload: bool  # whether text encoders wait on the CPU
-    denoiser: int
-    adapters: int
+    denoiser: int  # what is frozen of it
+    adapters: int  # what is trained, and its copies for other roles
+    waiting: int  # copies that are kept on the CPU instead; each visits the device while it is in use
     optimizer: int
+    step: int  # what an optimiser step takes for a time
     gradients: int
     text_encoders: int
     vae: int
@@ -139,6 +143,7 @@ class Budget:
             "decode": before_last + passing.decode,
             "rewards": fixed.standing + stored.total + stored.pictures,  # while parts are joined
             "update": fixed.standing + stored.total + fixed.gradients + passing.update.peak,
+            "step": fixed.standing + stored.total + fixed.gradients + fixed.step,
         }
 
     @property
@@ -190,15 +195,23 @@ def fixed_memory(module: ReCASTModule, sketch: Sketch, *, processes: int) -> Fix
     """Weights, gradients and the optimiser's state."""
     policy = sketch.policy
     trained, pipeline = policy.trainable_parameters(), policy.pipeline
+    weights, inside = policy.adapters, {id(parameter) for parameter in policy.denoiser.parameters()}
     count = sum(parameter.numel() for parameter in trained)
-    adapters = stored_bytes((*trained, *policy.adapters.old))
+    waiting = 0
+    if isinstance(weights, FullWeights) and weights.keep_copies == "cpu":
+        waiting = stored_bytes(weights.copies)
+    optimizer, step = optimizer_memory(module, sketch)
+    own = [tensor for tensor in (*trained, *weights.copies) if id(tensor) in inside]
     return Fixed(
-        parameters=sum(parameter.numel() for parameter in policy.denoiser.parameters()) - 2 * count,
+        parameters=sum(p.numel() for p in policy.denoiser.parameters()) - sum(p.numel() for p in own),
         trained=count,
+        full=isinstance(weights, FullWeights),
         offload=policy.offload_text_encoders,
-        denoiser=module_bytes(policy.denoiser) - adapters,
-        adapters=adapters,
-        optimizer=optimizer_memory(module, sketch),
+        denoiser=module_bytes(policy.denoiser) - stored_bytes(own),
+        adapters=stored_bytes((*trained, *weights.copies)) - waiting,
+        waiting=waiting,
+        optimizer=optimizer,
+        step=step,
         gradients=stored_bytes(trained) * (1 if processes == 1 else 2),  # DDP reduces them in buckets
         text_encoders=sum(module_bytes(encoder) for encoder in policy.text_encoders),
         vae=module_bytes(pipeline.vae),
@@ -265,15 +278,20 @@ def rollout_memory(module: ReCASTModule, sketch: Sketch, count: int) -> int:
         return step + stored_bytes((text.sequence_BLD, text.pooled_BD, sketch.latents(count)))
 
 
-def optimizer_memory(module: ReCASTModule, sketch: Sketch) -> int:
-    """What the configured optimiser keeps after a step."""
-    with sketch.running():
+def optimizer_memory(module: ReCASTModule, sketch: Sketch) -> tuple[int, int]:
+    """What the configured optimiser keeps after a step, and the most that a later step takes beside."""
+    with sketch.running() as memory:
         for parameter in module.policy.trainable_parameters():
             parameter.grad = torch.zeros_like(parameter)
         optimizer = module.optimizer(module.policy.trainable_parameters())
+        for group in optimizer.param_groups:
+            if sketch.gpu and group.get("foreach", False) is None:  # a GPU's default: all parameters at once
+                group["foreach"] = not group.get("fused")
         optimizer.step()
         state = [v for kept in optimizer.state.values() for v in kept.values() if isinstance(v, torch.Tensor)]
-        return stored_bytes(state)
+        before = memory.peak = memory.live
+        optimizer.step()
+        return stored_bytes(state), memory.peak - before
 
 
 def memory_table(budget: Budget) -> str:
@@ -317,9 +335,7 @@ def _constant_lines(budget: Budget, unit: int) -> list[str]:
     return [
         "Stands through the run",
         _line("frozen denoiser", fixed.denoiser, unit, f"{fixed.parameters / 1e6:,.1f} M parameters"),
-        _line(
-            "adapters, trained and old", fixed.adapters, unit, f"{fixed.trained / 1e6:,.2f} M parameters each"
-        ),
+        _line(_trained_name(fixed), fixed.adapters, unit, f"{fixed.trained / 1e6:,.2f} M parameters each"),
         _line("optimiser state", fixed.optimizer, unit),
         _line("text encoders", 0 if fixed.offload else fixed.text_encoders, unit, encoders),
         _line("VAE", fixed.vae, unit),
@@ -328,6 +344,12 @@ def _constant_lines(budget: Budget, unit: int) -> list[str]:
         _line("pictures", stored.pictures, unit),
         _line("text embeddings", stored.text, unit),
     ]
+
+
+def _trained_name(fixed: Fixed) -> str:
+    if not fixed.full:
+        return "adapters, trained and old"
+    return "trained weights, copies on the CPU" if fixed.waiting else "weights, trained, old and reference"
 
 
 def _passing_lines(budget: Budget, unit: int) -> list[str]:
@@ -343,6 +365,7 @@ def _passing_lines(budget: Budget, unit: int) -> list[str]:
         "For a time",
         _line(f"rollout step of {g.rollout_batch} samples", passing.rollout, unit),
         _line(f"VAE decoding {g.rollout_batch} pictures", passing.decode, unit),
+        _line("optimiser step", budget.fixed.step, unit),
         _line("gradients", budget.fixed.gradients, unit, "with DDP's buckets" if g.processes > 1 else ""),
         update(budget.checkpointing, passing.update, ""),
         update(not budget.checkpointing, budget.other_update, "; not configured"),

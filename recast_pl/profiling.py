@@ -1,7 +1,6 @@
-"""The trainer's further verbs: `profile`, a policy's discriminability profiles and W, and `memory`."""
+"""The verb `profile`: a policy's discriminability profiles and W, without training."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,81 +21,52 @@ from recast_pl.credit import (
 )
 from recast_pl.credit.assigner import probe_of
 from recast_pl.credit.evidence import EvidenceAverage
-from recast_pl.memory import Budget, Hardware, memory_budget, memory_table
 from recast_pl.module import ReCASTModule
 from recast_pl.prompts import PromptData
 from recast_pl.types import PromptBatch, Weights
 
 
-class Trainer(pl.Trainer):
-    """Lightning's trainer with two verbs more."""
-
-    planned: Hardware | None = None  # what the configuration asks for, where `memory` runs on less
-
-    def memory(self, model: ReCASTModule, datamodule: PromptData, processes: int | None = None) -> Budget:
-        """Prints what the configuration takes on each device, without loading a weight.
-
-        Args:
-            model: the module.
-            datamodule: its geometry is used, no prompt is read.
-            processes: that share an iteration's samples; None: trainer.devices × trainer.num_nodes.
-        """
-        if processes is not None and processes < 1:
-            raise ValueError(f"processes: expected 1 or more, got {processes}")
-        assert self.planned is not None  # the command line has set it
-        planned = self.planned if processes is None else replace(self.planned, processes=processes)
-        budget = memory_budget(model, datamodule, planned)
-        rank_zero_info(memory_table(budget))
-        return budget
-
-    def profile(
-        self,
-        model: ReCASTModule,
-        datamodule: PromptData,
-        ckpt_path: str | None = None,
-        iterations: int = 8,
-        folder: str | None = None,
-    ) -> Profile:
-        """Measures the rewards' discriminability profiles and W, without training.
-
-        Args:
-            model: the module.
-            datamodule: its training prompts are used, in groups as in training.
-            ckpt_path: a checkpoint whose old policy is profiled; None: the base model's.
-            iterations: training iterations' worth of samples, all counted equally.
-            folder: where profiles.npz, profiles.png and W.png go; None: `profile` in the run's folder.
-        """
-        (credit,) = [callback for callback in self.callbacks if isinstance(callback, CreditAssigner)]  # type: ignore[attr-defined]
-        if not isinstance(credit.strategy, ReCAST) or isinstance(credit.strategy.estimator, ValueHead):
-            raise ValueError(
-                f"credit.strategy: `profile` needs ReCAST with an estimator that measures without training "
-                f"(PairedCompletions, Preview or FromFile), got {_described(credit.strategy)}"
-            )
-        if iterations < 1:
-            raise ValueError(f"iterations: expected 1 or more, got {iterations}")
-        strategy = credit.strategy
-        strategy.average = EvidenceAverage(memory=1.0)  # the policy stands still: all evidence counts alike
-        datamodule.trainer = self
-        model.rewards.check_prompts(datamodule.prompts("train"), origin=datamodule.origin("train"))
-        datamodule.check_shares(self.world_size)
-        strategy.check(model.rewards.names, model.rewards.budgets_R)
-        watcher = Profiling(model, strategy)
-        self.predict(
-            watcher,
-            dataloaders=datamodule.grouped(iterations),
-            return_predictions=False,
-            ckpt_path=ckpt_path,
+def measure_profile(
+    trainer: pl.Trainer,
+    model: ReCASTModule,
+    datamodule: PromptData,
+    *,
+    ckpt_path: str | None,
+    iterations: int,
+    folder: str | None,
+) -> Profile:
+    """See `recast_pl.trainer.Trainer.profile`."""
+    (credit,) = [callback for callback in trainer.callbacks if isinstance(callback, CreditAssigner)]  # type: ignore[attr-defined]
+    if not isinstance(credit.strategy, ReCAST) or isinstance(credit.strategy.estimator, ValueHead):
+        raise ValueError(
+            f"credit.strategy: `profile` needs ReCAST with an estimator that measures without training "
+            f"(PairedCompletions, Preview or FromFile), got {_described(credit.strategy)}"
         )
-        place = Path(folder or Path(self.log_dir or ".") / "profile")  # every process asks: it is broadcast
-        weights = watcher.tables[-1]
-        assert strategy.profile is not None
-        assert strategy.average.latest is not None
-        if self.is_global_zero:
-            write_profile(place, strategy, weights)
-            rank_zero_info(profile_table(strategy.profile, strategy.average.latest, watcher.seconds))
-            rank_zero_info(change_line([table.values_RK for table in watcher.tables]))
-            rank_zero_info(f"Written: {place}/profiles.npz, profiles.png and W.png")
-        return strategy.profile
+    if iterations < 1:
+        raise ValueError(f"iterations: expected 1 or more, got {iterations}")
+    strategy = credit.strategy
+    strategy.average = EvidenceAverage(memory=1.0)  # the policy stands still: all evidence counts alike
+    datamodule.trainer = trainer
+    model.rewards.check_prompts(datamodule.prompts("train"), origin=datamodule.origin("train"))
+    datamodule.check_shares(trainer.world_size)
+    strategy.check(model.rewards.names, model.rewards.budgets_R)
+    watcher = Profiling(model, strategy)
+    trainer.predict(
+        watcher,
+        dataloaders=datamodule.grouped(iterations),
+        return_predictions=False,
+        ckpt_path=ckpt_path,
+    )
+    place = Path(folder or Path(trainer.log_dir or ".") / "profile")  # every process asks: it is broadcast
+    weights = watcher.tables[-1]
+    assert strategy.profile is not None
+    assert strategy.average.latest is not None
+    if trainer.is_global_zero:
+        write_profile(place, strategy, weights)
+        rank_zero_info(profile_table(strategy.profile, strategy.average.latest, watcher.seconds))
+        rank_zero_info(change_line([table.values_RK for table in watcher.tables]))
+        rank_zero_info(f"Written: {place}/profiles.npz, profiles.png and W.png")
+    return strategy.profile
 
 
 def write_profile(place: Path, strategy: ReCAST, weights: Weights) -> None:

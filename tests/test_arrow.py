@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "update": {"types", "noise"},
     "credit": {"types", "noise", "rollout", "figures", "module"},  # the callback sets the module's W
     "evaluation": {"types", "clock", "policy", "rewards"},
+    "export": {"types", "assets", "policy", "credit", "module"},
 }
 
 

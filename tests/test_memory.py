@@ -207,7 +207,7 @@ def reported(overlay, tmp_path_factory, pipeline_folder):
     shutil.copytree(pipeline_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     budgets = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recast_pl.profiling.memory_table", lambda b: budgets.append(b) or "")
+        patch.setattr("recast_pl.trainer.memory_table", lambda b: budgets.append(b) or "")
         run("memory", overlay, folder.parent, "--model.policy.init_args.pretrained", str(folder),
             "--trainer.accelerator", "gpu", "--trainer.devices", "3", "--trainer.precision", "16-mixed",
             "--model.policy.init_args.offload_text_encoders", "true",

@@ -77,6 +77,11 @@ class AdapterPair:
         """The old adapter's parameters, in the same order."""
         return [old for _, old in self._pairs]
 
+    @property
+    def copies(self) -> list[nn.Parameter]:
+        """Everything beside the trained parameters that a role needs."""
+        return self.old
+
     @contextmanager
     def using(self, role: Role) -> Iterator[None]:
         """Puts `role` in use; afterwards, also after an exception, `default` is."""

@@ -92,7 +92,7 @@ class Sketch:
         policy: a policy that is not loaded; it is filled, and is good for counting only.
         half: the dtype that true half precision casts all of the denoiser to, adapters too; None: leaves it.
         autocast: the dtype of mixed precision; None: off.
-        gpu: whether autocast follows the rules of a GPU.
+        gpu: whether autocast and the optimiser follow the rules of a GPU.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Sketch:
         autocast: torch.dtype | None = None,
         gpu: bool = True,
     ) -> None:
-        self.policy, self.autocast = policy, autocast
+        self.policy, self.autocast, self.gpu = policy, autocast, gpu
         with torch.device("meta"):
             policy.adopt(_pipeline_of_shapes(policy), seed=0)
             if half is not None:
@@ -143,10 +143,11 @@ class Sketch:
 
     def rollout_peak(self, count: int) -> int:
         """The most that one step of `count` samples holds beside latents and text, the velocity included."""
-        with self.running() as memory, torch.no_grad(), self.policy.using("old"):
+        with self.running() as memory, torch.no_grad():
             x_NCHW, t_N, text = self.latents(count), torch.empty(count), self.text(count)
             before = memory.live
-            self.policy.velocity(x_NCHW, t_N, text)
+            with self.policy.using("old"):  # weights may come to the device for it
+                self.policy.velocity(x_NCHW, t_N, text)
             return memory.peak - before
 
     def decode_peak(self, count: int) -> int:

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from recast_pl.assets import resolve
 from recast_pl.policy.base import Policy, Role
+from recast_pl.policy.full_weights import FullFineTuning, FullWeights
 from recast_pl.types import TextEmbeddings
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ ATTENTION_PROJECTIONS = (
 
 
 class SD3Policy(Policy):
-    """A `StableDiffusion3Pipeline` with two LoRA adapters on its denoiser.
+    """A `StableDiffusion3Pipeline` with two LoRA adapters on its denoiser, or with all its weights trained.
 
     Text encoders and VAE are frozen and stand outside the module tree: they reach neither checkpoints nor
     gradients nor sharding.
@@ -40,10 +41,13 @@ class SD3Policy(Policy):
         lora_rank: rank of the adapters.
         lora_alpha: their scale is lora_alpha / lora_rank; None is twice the rank.
         lora_targets: linear layers of the denoiser that are adapted.
+        full_fine_tuning: train the denoiser's own weights, and leave the three `lora_` settings unused; None:
+            train adapters.
         third_text_encoder: load the T5 too; without it the pipeline puts zeros in its place.
         max_sequence_length: tokens in the T5's place, 1 to 512.
         resolution: height and width of the pictures in pixels; None is the pipeline's own.
-        weights_dtype: of the frozen denoiser and text encoders; adapters and VAE are float32.
+        weights_dtype: of frozen weights of denoiser and text encoders; all that is trained, and the VAE, is
+            float32.
         gradient_checkpointing: recompute activations in the backward pass.
         offload_text_encoders: text encoders wait on the CPU and visit the device for new prompts only.
         text_cache_size: prompts whose embeddings are kept.
@@ -56,6 +60,7 @@ class SD3Policy(Policy):
         lora_rank: int = 32,
         lora_alpha: float | None = None,
         lora_targets: Sequence[str] = ATTENTION_PROJECTIONS,
+        full_fine_tuning: FullFineTuning | None = None,
         third_text_encoder: bool = False,
         max_sequence_length: int = 128,
         resolution: int | None = None,
@@ -81,6 +86,7 @@ class SD3Policy(Policy):
         self.lora_rank = lora_rank
         self.lora_alpha = 2.0 * lora_rank if lora_alpha is None else lora_alpha
         self.lora_targets = tuple(lora_targets)
+        self.full_fine_tuning = full_fine_tuning
         self.third_text_encoder = third_text_encoder
         self.max_sequence_length = max_sequence_length
         self.resolution = resolution
@@ -89,12 +95,12 @@ class SD3Policy(Policy):
         self.offload_text_encoders = offload_text_encoders
         self.text_cache_size = text_cache_size
         self._pipeline: StableDiffusion3Pipeline | None = None
-        self._adapters: AdapterPair | None = None
+        self._adapters: AdapterPair | FullWeights | None = None
         self._sharded = False
         self._text_cache: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
 
     def load(self, *, seed: int) -> None:
-        """Loads the pipeline by diffusers' own `from_pretrained` and adds the adapters."""
+        """Loads the pipeline by diffusers' own `from_pretrained` and adds what is trained."""
         if self._pipeline is not None:
             return
         from diffusers import StableDiffusion3Pipeline
@@ -106,9 +112,7 @@ class SD3Policy(Policy):
         self.adopt(pipeline, seed=seed)
 
     def adopt(self, pipeline: "StableDiffusion3Pipeline", *, seed: int) -> None:
-        """Takes a pipeline as its own: freezes it and adds the adapters, drawn by `seed`."""
-        from recast_pl.policy.adapters import AdapterPair
-
+        """Takes a pipeline as its own: freezes it and adds what is trained; adapters are drawn by `seed`."""
         pipeline.set_progress_bar_config(disable=True)
         for frozen in (pipeline.vae, *self._encoders_of(pipeline)):
             frozen.eval().requires_grad_(False)
@@ -121,14 +125,22 @@ class SD3Policy(Policy):
         self.denoiser = pipeline.transformer.eval()
         if self.gradient_checkpointing:
             self.denoiser.enable_gradient_checkpointing()
-        self._adapters = AdapterPair(
+        self._adapters = self._trained_weights(seed)
+        self._pipeline = pipeline
+
+    def _trained_weights(self, seed: int) -> "AdapterPair | FullWeights":
+        full = self.full_fine_tuning
+        if full is not None:
+            return FullWeights(self.denoiser, modules=full.modules, keep_copies=full.keep_copies)
+        from recast_pl.policy.adapters import AdapterPair
+
+        return AdapterPair(
             self.denoiser,
             rank=self.lora_rank,
             alpha=self.lora_alpha,
             targets=self.lora_targets,
             seed=seed,
         )
-        self._pipeline = pipeline
 
     def shard(self, shard: Callable[[nn.Module], None]) -> None:
         """Block by block, then what is left of the denoiser; adapters go with the layers they belong to."""
@@ -148,8 +160,8 @@ class SD3Policy(Policy):
         return self._pipeline
 
     @property
-    def adapters(self) -> "AdapterPair":
-        """The trained and the old adapter."""
+    def adapters(self) -> "AdapterPair | FullWeights":
+        """The trained and the old adapter, or the trained weights and their copies."""
         if self._adapters is None:
             raise RuntimeError("the policy's weights are not loaded yet: call load()")
         return self._adapters
@@ -228,14 +240,23 @@ class SD3Policy(Policy):
     def velocity(self, x_NCHW: Tensor, t_N: Tensor, text: TextEmbeddings) -> Tensor:
         """One call of the denoiser; the timestep is 1000 t, never cut to an integer."""
         dtype = self.denoiser.dtype
-        output: Tensor = self.denoiser(
-            hidden_states=x_NCHW.to(dtype),
-            timestep=(t_N * self.pipeline.scheduler.config.num_train_timesteps).to(torch.float32),
-            encoder_hidden_states=text.sequence_BLD.to(dtype),
-            pooled_projections=text.pooled_BD.to(dtype),
-            return_dict=False,
-        )[0]
+        with self._one_precision():
+            output: Tensor = self.denoiser(
+                hidden_states=x_NCHW.to(dtype),
+                timestep=(t_N * self.pipeline.scheduler.config.num_train_timesteps).to(torch.float32),
+                encoder_hidden_states=text.sequence_BLD.to(dtype),
+                pooled_projections=text.pooled_BD.to(dtype),
+                return_dict=False,
+            )[0]
         return output.float()
+
+    def _one_precision(self) -> AbstractContextManager[object]:
+        """Frozen half-precision weights beside trained ones need autocast, where the trainer brings none."""
+        full, kind = self.full_fine_tuning, self.device.type
+        mixed = full is not None and full.modules is not None and self.weights_dtype != torch.float32
+        if not mixed or torch.is_autocast_enabled(kind):
+            return nullcontext()
+        return torch.autocast(kind, self.weights_dtype)
 
     @torch.no_grad()
     def decode(self, x0_BCHW: Tensor) -> Tensor:
@@ -248,28 +269,28 @@ class SD3Policy(Policy):
 
     @contextmanager
     def using(self, role: Role) -> Iterator[None]:
-        """Switches adapters; see `AdapterPair.using`."""
+        """Switches adapters or weights; see `AdapterPair.using` and `FullWeights.using`."""
         with self.adapters.using(role):
             yield
 
     def trainable_parameters(self) -> list[nn.Parameter]:
-        """The default adapter's parameters, float32."""
+        """The default adapter's parameters, or the denoiser's own; float32."""
         return self.adapters.trained
 
     def update_old(self, decay: float) -> None:
-        """Moves the old adapter; see `AdapterPair.update_old`."""
+        """Moves the old weights; see `AdapterPair.update_old`."""
         self.adapters.update_old(decay)
 
     def distance_to_old(self) -> Tensor:
-        """Between the two adapters' factors."""
+        """Between the two adapters' factors, or the weights themselves."""
         return self.adapters.distance()
 
     def saved_state(self) -> dict[str, Tensor]:
-        """Both adapters."""
+        """Both adapters, or the trained and the old weights."""
         return self.adapters.state()
 
     def load_saved_state(self, state: dict[str, Tensor]) -> None:
-        """Puts both adapters back."""
+        """Puts both back."""
         self.adapters.load_state(state)
 
     @staticmethod

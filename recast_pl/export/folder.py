@@ -1,0 +1,128 @@
+"""The verb `export`: a checkpoint becomes a folder that is complete or not there."""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+import yaml  # type: ignore[import-untyped]
+from lightning.pytorch.utilities import rank_zero_info
+
+from recast_pl.credit import weights_figure
+from recast_pl.export.card import Facts, model_card
+from recast_pl.export.hub import check_destination, push
+from recast_pl.export.scores import held_out_scores
+from recast_pl.export.weights import save_lora, save_merged
+from recast_pl.module import ReCASTModule
+from recast_pl.policy import Role, SD3Policy
+from recast_pl.policy.full_weights import FullWeights
+from recast_pl.types import Weights
+
+SHOWN = ("seed_everything", "model", "rewards", "data", "credit")  # blocks of the configuration in the card
+
+
+def export(
+    module: ReCASTModule,
+    *,
+    ckpt_path: Path,
+    role: Role,
+    merged: bool,
+    folder: Path | None,
+    push_to: str | None,
+    settings: Mapping[str, Any],
+) -> Path:
+    """See `recast_pl.trainer.Trainer.export`.
+
+    Raises:
+        ValueError: for a target that is not empty, a file that is no checkpoint of this configuration, a role
+            without weights of its own, a LoRA of full fine-tuning, or a repository that cannot be pushed to.
+    """
+    place = (folder or ckpt_path.with_name(f"{ckpt_path.name.removesuffix('.ckpt')}-export")).absolute()
+    policy = module.policy
+    if not isinstance(policy, SD3Policy):
+        raise ValueError(f"model.policy: `export` writes SD3Policy, got {type(policy).__name__}")
+    if role not in get_args(Role) or role == "reference":
+        roles = ", ".join(name for name in get_args(Role) if name != "reference")
+        raise ValueError(f"role: expected one of {roles}, got {role!r} (the reference is the base model)")
+    if push_to is not None:
+        check_destination(push_to)
+    with fresh_folder(place) as writing:
+        checkpoint = restored(module, ckpt_path)
+        (save_merged if merged else save_lora)(policy, role, writing)
+        weights = weights_of(checkpoint)
+        if weights is not None:
+            weights_figure(weights).savefig(writing / "W.png", dpi=150)
+        shown = {block: settings[block] for block in SHOWN if block in settings}
+        facts = Facts(
+            module=module,
+            policy=policy,
+            role=role,
+            merged=merged,
+            full=isinstance(policy.adapters, FullWeights),
+            iteration=int(checkpoint["iteration"]),
+            weights=weights,
+            scores=held_out_scores(ckpt_path, module.rewards.names, until=int(checkpoint["iteration"])),
+            settings=yaml.safe_dump(shown, sort_keys=False, allow_unicode=True),
+            name=push_to or place.name,
+        )
+        (writing / "README.md").write_text(model_card(facts), encoding="utf-8")
+    rank_zero_info(f"Written: {place}")
+    if push_to is not None:
+        rank_zero_info(f"Pushed: {push(place, push_to)}")
+    return place
+
+
+def restored(module: ReCASTModule, ckpt_path: Path) -> Mapping[str, Any]:
+    """Loads the policy and puts the checkpoint's weights into it; returns the checkpoint.
+
+    Raises:
+        ValueError: for what is no checkpoint, or one of another policy.
+    """
+    if ckpt_path.is_dir():
+        raise ValueError(
+            f"ckpt_path: {ckpt_path} is a folder, as sharded checkpoints are; make it one file by `python -m "
+            f"lightning.pytorch.utilities.consolidate_checkpoint {ckpt_path}`"
+        )
+    if not ckpt_path.is_file():
+        raise ValueError(f"ckpt_path: there is no file {ckpt_path}")
+    try:
+        checkpoint: Mapping[str, Any] = torch.load(ckpt_path, map_location="cpu", weights_only=True)
+        state, _ = checkpoint["state_dict"], checkpoint["iteration"]
+    except Exception as error:  # a truncated or foreign file fails in as many ways as there are files
+        raise ValueError(f"ckpt_path: {ckpt_path} is no whole checkpoint of recast_pl") from error
+    module.policy.load(seed=module.seed)
+    module.load_state_dict(state)
+    return checkpoint
+
+
+def weights_of(checkpoint: Mapping[str, Any]) -> Weights | None:
+    """The W that the run had come to, where it had one."""
+    saved = checkpoint.get("credit")
+    if saved is None:
+        return None
+    return Weights(names=tuple(saved["names"]), levels=saved["levels"], values_RK=saved["values"])
+
+
+@contextmanager
+def fresh_folder(place: Path) -> Iterator[Path]:
+    """A folder beside `place`, which takes its name when the context ends well and vanishes otherwise.
+
+    Raises:
+        ValueError: where there is something at `place` already.
+    """
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise ValueError(f"folder: {place} exists and is not empty; name another (--folder)")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    writing = place.with_name(f".{place.name}.{os.getpid()}")
+    writing.mkdir()
+    try:
+        yield writing
+        if place.exists():
+            place.rmdir()
+        writing.rename(place)
+    except BaseException:
+        shutil.rmtree(writing, ignore_errors=True)
+        raise
