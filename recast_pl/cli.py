@@ -72,6 +72,9 @@ class ReCASTCLI(LightningCLI):
             callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoints)]
         return super()._instantiate_trainer(config, callbacks)
 
+    def _parse_ckpt_path(self) -> None:
+        """Checkpoints hold no hyper-parameters that would overrule the command line; none are looked for."""
+
     def instantiate_classes(self) -> None:
         """Builds all objects; what their constructors refuse is a usage error, not a traceback."""
         try:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from recast_pl.advantages import Advantages, PerReward
+from recast_pl.average import WeightAverage
 from recast_pl.clock import StageClock
 from recast_pl.evaluation.steps import EvaluationSteps
 from recast_pl.iteration_log import reward_values, time_values, update_values
@@ -51,6 +52,7 @@ class ReCASTModule(EvaluationSteps):
         objective: the loss; None: DiffusionNFT.
         optimizer: makes the optimiser of the trained parameters.
         old_policy: how fast the old policy follows.
+        average: averaged weights beside the trained ones, for `evaluated_policy: averaged`; None: none.
         timesteps_per_sample: denoising steps that each sample is trained at, drawn anew each time; None: all.
         min_noise_level: steps that start below are not trained: next to the clean sample there is no signal.
         micro_batch_size: (sample, step) pairs in one backward pass.
@@ -71,6 +73,7 @@ class ReCASTModule(EvaluationSteps):
         objective: Objective | None = None,
         optimizer: Callable[[Iterable[Any]], Optimizer] = torch.optim.AdamW,
         old_policy: OldPolicyRamp = OldPolicyRamp(),  # noqa: B008 - frozen
+        average: WeightAverage | None = None,
         timesteps_per_sample: int | None = None,
         min_noise_level: float = 0.01,
         micro_batch_size: int = 64,
@@ -95,8 +98,11 @@ class ReCASTModule(EvaluationSteps):
             )
         if not max_grad_norm > 0:
             raise ValueError(f"model.max_grad_norm: expected above 0, got {max_grad_norm}")
+        if evaluated_policy == "averaged" and average is None:
+            raise ValueError("model.evaluated_policy: averaged needs model.average, such as {decay: 0.9}")
         self.automatic_optimization = False
-        self.policy = policy
+        self.policy, self.average = policy, average
+        policy.averaged = average is not None
         self.rewards, self.judges = rewards, judges
         self.rollout = rollout
         self.advantages, self.objective = advantages or PerReward(), objective or DiffusionNFT()
@@ -130,6 +136,8 @@ class ReCASTModule(EvaluationSteps):
             parts = self.update_policy(experience, advantages_BK[experience.own].cpu(), pairs)
         with clock("old_policy"):
             self.policy.update_old(self.old_policy.decay(self.iteration))
+            if self.average is not None:
+                self.policy.update_average(self.average.at(self.iteration))
         self.iteration += 1
         self._experience = None
         self._log_iteration(experience, advantages_BK, parts)
@@ -303,12 +311,21 @@ class ReCASTModule(EvaluationSteps):
         return torch.nn.modules.module._IncompatibleKeys([], [])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the iteration, and the evaluations so far."""
+        """Adds the iteration, the policy's settings, and the evaluations so far."""
+        checkpoint["policy"] = dict(self.policy.settings)
         checkpoint["iteration"] = self.iteration
         checkpoint["evaluations"] = [[iteration, dict(values)] for iteration, values in self.evaluations]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Goes on at the saved iteration; what is reported at the end is the change over the whole run."""
+        """Goes on at the saved iteration; what is reported at the end is the change over the whole run.
+
+        Raises:
+            ValueError: where the policy's settings are not the checkpoint's.
+        """
+        for key, own in self.policy.settings.items():
+            saved = checkpoint.get("policy", {}).get(key)
+            if saved != own:
+                raise ValueError(f"model.policy.init_args.{key}: the checkpoint's is {saved}, this run's {own}")
         self.iteration = int(checkpoint["iteration"])
         self.evaluations = [(int(iteration), values) for iteration, values in checkpoint["evaluations"]]
 

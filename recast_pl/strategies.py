@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
-from recast_pl.policy.sharded import whole, whole_as
+from recast_pl.policy.sharded import saved_copy, whole_as
 
 
 class FullyShard(ModelParallelStrategy):
@@ -91,12 +91,12 @@ class FullyShard(ModelParallelStrategy):
         return self.lightning_module.state_dict()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The optimiser's own state with whole tensors on the CPU; on every process."""
+        """The optimiser's own state with whole tensors on the CPU, for which every process must ask."""
         plain = optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
         state = plain.state_dict()
         state["state"] = {
             index: {
-                key: whole(value).cpu() if isinstance(value, Tensor) else value for key, value in entry.items()
+                key: saved_copy(value) if isinstance(value, Tensor) else value for key, value in entry.items()
             }
             for index, entry in state["state"].items()
         }

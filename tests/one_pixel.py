@@ -30,7 +30,7 @@ class OnePixel(Policy):
 
     def load(self, *, seed):
         if not self.weights:
-            for role in ("default", "old", "reference"):
+            for role in ("default", "old", "reference", *["averaged"] * self.averaged):
                 self.weights[role] = nn.Parameter(torch.zeros(()), requires_grad=role == "default")
 
     latent_shape = (1, 1, 1)
@@ -65,6 +65,9 @@ class OnePixel(Policy):
     def update_old(self, decay):
         self.weights["old"].data.lerp_(self.weights["default"].data, 1 - decay)
 
+    def update_average(self, decay):
+        self.weights["averaged"].data.lerp_(self.weights["default"].data, 1 - decay)
+
     def distance_to_old(self):
         return (self.weights["default"] - self.weights["old"]).detach().abs()
 
@@ -88,7 +91,7 @@ class Near(Reward):
 
 def train(
     rewards, *, epochs=8, budgets=None, advantages=None, updates=1, folder=None, resume=None, callbacks=(),
-    credit=None, steps=8, precision="32-true", options=None,
+    credit=None, steps=8, precision="32-true", options=None, **rest,
 ):  # fmt: skip
     module = ReCASTModule(
         policy=OnePixel(),
@@ -102,6 +105,7 @@ def train(
         micro_batch_size=37,  # does not divide the number of pairs
         updates_per_iteration=updates,
         seed=3,
+        **rest,
     )
     data = PromptData(
         train=SceneGrammar(count=8),

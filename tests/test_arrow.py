@@ -13,6 +13,10 @@ MAY_IMPORT = {
     "clock": set(),
     "iteration_log": {"types"},
     "old_policy": set(),
+    "average": set(),
+    "processes": set(),
+    "strategies": {"policy"},
+    "checkpoints": set(),
     "figures": set(),
     "scenes": set(),
     "coco": set(),
@@ -25,7 +29,7 @@ MAY_IMPORT = {
     "update": {"types", "noise"},
     "credit": {"types", "noise", "rollout", "figures", "module"},  # the callback sets the module's W
     "evaluation": {"types", "clock", "policy", "rewards"},
-    "export": {"types", "assets", "policy", "credit", "module"},
+    "export": {"types", "assets", "policy", "credit", "checkpoints", "module"},
 }
 
 

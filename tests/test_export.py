@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 
 import pytest
 import torch
@@ -208,16 +207,24 @@ def exported_by_hand(trained, kind, **options):
     return export(module, **(given | {"settings": {}} | options))
 
 
-def test_a_checkpoint_without_logs_has_a_card_without_scores(trained, tmp_path):
+def test_a_checkpoint_without_evaluations_has_a_card_without_scores(trained, tmp_path):
     _, checkpoint, _ = trained["lora"]
-    alone = tmp_path / "some" / "where" / "run.ckpt"
-    alone.parent.mkdir(parents=True)
-    shutil.copy(checkpoint, alone)
-    folder = exported_by_hand(trained, "lora", ckpt_path=alone)
-    assert folder == alone.parent / "run-export"  # where no folder is named
+    saved = torch.load(checkpoint, weights_only=True)
+    assert len(saved["evaluations"]) == 2
+    torch.save(saved | {"evaluations": []}, tmp_path / "run.ckpt")
+    folder = exported_by_hand(trained, "lora", ckpt_path=tmp_path / "run.ckpt")
+    assert folder == tmp_path / "run-export"  # where no folder is named
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "Held-out" not in card
     assert "| jpeg |" in card
+
+
+def test_a_checkpoint_of_another_alpha_is_refused(trained, tmp_path):
+    _, checkpoint, _ = trained["lora"]
+    saved = torch.load(checkpoint, weights_only=True)
+    torch.save(saved | {"policy": {"lora_alpha": 77.0}}, tmp_path / "run.ckpt")
+    with pytest.raises(ValueError, match=r"lora_alpha: the checkpoint's is 77\.0, this run's"):
+        exported_by_hand(trained, "lora", ckpt_path=tmp_path / "run.ckpt")
 
 
 # ---------------------------------------------------------------- refused, and what it must not need
@@ -248,9 +255,10 @@ def taken(tmp_path):
         ("lora", {"folder": "."}, r"folder: .*taken exists and is not empty"),
         ("lora", {"folder": "file"}, r"folder: .*file exists and is not empty"),
         ("lora", {"ckpt_path": "none.ckpt"}, r"ckpt_path: there is no file"),
-        ("lora", {"ckpt_path": "."}, r"ckpt_path: .* is a folder.*consolidate_checkpoint"),
-        ("lora", {"ckpt_path": "file"}, r"ckpt_path: .*file is no whole checkpoint"),
-        ("lora", {"role": "reference"}, r"role: expected one of default, old"),
+        ("lora", {"ckpt_path": "."}, r"ckpt_path: .* is no whole checkpoint"),
+        ("lora", {"ckpt_path": "file"}, r"ckpt_path: .*file is not a checkpoint of a run: it lacks state_dict"),
+        ("lora", {"role": "reference"}, r"role: expected one of default, old, averaged"),
+        ("lora", {"role": "averaged"}, r"expected one of reference, default, old, got the role 'averaged'"),
         ("lora", {"role": "oldest"}, r"role: expected one of default, old"),
         ("full", {}, r"full fine-tuning.*no LoRA.*--merged true"),
         ("lora", {"push_to": "nobody"}, r"push_to: expected owner/name"),

@@ -245,11 +245,15 @@ def group(tmp_path):
 
 def shard(policy):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for block in policy.denoiser.transformer_blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(policy.denoiser, mesh=mesh)
-    policy.adapters.follow(policy.denoiser)
+    policy.shard(lambda module: fully_shard(module, mesh=mesh))
     return policy
+
+
+def saved(policy):
+    """What the first process would write, on every process."""
+    states = [policy.saved_state()]
+    dist.broadcast_object_list(states, src=0)
+    return states[0]
 
 
 def sharded_like_whole(policy, whole):
@@ -274,12 +278,12 @@ def sharded_like_whole(policy, whole):
         each.update_old(0.5)
     torch.testing.assert_close(*losses)
     torch.testing.assert_close(policy.distance_to_old(), whole.distance_to_old())
-    ours, theirs = policy.saved_state(), whole.saved_state()
+    ours, theirs = saved(policy), saved(whole)
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
-        torch.testing.assert_close(value.full_tensor(), theirs[name], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(value, theirs[name], atol=1e-6, rtol=1e-5)
     policy.load_saved_state(theirs)
-    policy.load_saved_state(policy.saved_state())
+    policy.load_saved_state(saved(policy))
     for role, velocity in by_role(policy).items():
         torch.testing.assert_close(velocity, by_role(whole)[role], atol=1e-6, rtol=0)
 

@@ -19,7 +19,13 @@ DDP, FSDP = ("--config", str(STRATEGY / "ddp.yaml")), ("--config", str(STRATEGY 
 
 CASES = {
     # a group of four is split between two processes of six samples
-    "split": {"data.num_groups": 3, "data.group_size": 4, "model.micro_batch_size": 5},
+    "split": {
+        "data.num_groups": 3,
+        "data.group_size": 4,
+        "model.micro_batch_size": 5,
+        "model.average": {"decay": 0.5},
+        "model.evaluated_policy": "averaged",
+    },
     # one of two groups has nothing to learn, and half of the time it is the whole share of a process
     "dull": {
         "data.num_groups": 2,

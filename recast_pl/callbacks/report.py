@@ -28,7 +28,11 @@ def comparison(
     first: int,
     last: int,
 ) -> str:
-    """A table of means before and after, and their change in units of the spread before."""
+    """A table of means before and after, and their change in units of the spread before.
+
+    Rewards that were not there at first (a later stage may add some) have nothing to be compared with.
+    """
+    names = [name for name in names if f"val/{name}" in before]
     width = max(len(name) for name in (*names, "mean of rewards"))
     lines = [
         f"\nHeld-out prompts, same noises: iteration {first} → {last}",

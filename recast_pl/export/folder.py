@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
 import yaml  # type: ignore[import-untyped]
 from lightning.pytorch.utilities import rank_zero_info
 
+from recast_pl.checkpoints import AtomicCheckpointIO
 from recast_pl.credit import weights_figure
 from recast_pl.export.card import Facts, model_card
 from recast_pl.export.hub import check_destination, push
@@ -64,7 +64,7 @@ def export(
             full=isinstance(policy.adapters, FullWeights),
             iteration=int(checkpoint["iteration"]),
             weights=weights,
-            scores=held_out_scores(ckpt_path, module.rewards.names, until=int(checkpoint["iteration"])),
+            scores=held_out_scores(module.evaluations, module.rewards.names),
             settings=yaml.safe_dump(shown, sort_keys=False, allow_unicode=True),
             name=push_to or place.name,
         )
@@ -81,20 +81,13 @@ def restored(module: ReCASTModule, ckpt_path: Path) -> Mapping[str, Any]:
     Raises:
         ValueError: for what is no checkpoint, or one of another policy.
     """
-    if ckpt_path.is_dir():
-        raise ValueError(
-            f"ckpt_path: {ckpt_path} is a folder, as sharded checkpoints are; make it one file by `python -m "
-            f"lightning.pytorch.utilities.consolidate_checkpoint {ckpt_path}`"
-        )
-    if not ckpt_path.is_file():
-        raise ValueError(f"ckpt_path: there is no file {ckpt_path}")
     try:
-        checkpoint: Mapping[str, Any] = torch.load(ckpt_path, map_location="cpu", weights_only=True)
-        state, _ = checkpoint["state_dict"], checkpoint["iteration"]
-    except Exception as error:  # a truncated or foreign file fails in as many ways as there are files
-        raise ValueError(f"ckpt_path: {ckpt_path} is no whole checkpoint of recast_pl") from error
+        checkpoint = AtomicCheckpointIO().load_checkpoint(ckpt_path)
+    except FileNotFoundError as error:
+        raise ValueError(f"--ckpt_path: there is no file {ckpt_path}") from error
     module.policy.load(seed=module.seed)
-    module.load_state_dict(state)
+    module.on_load_checkpoint(checkpoint)
+    module.load_state_dict(checkpoint["state_dict"])
     return checkpoint
 
 

@@ -1,16 +1,16 @@
 """What the rest of the framework asks of a policy: text, velocities, pictures, and three sets of weights."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from recast_pl.types import TextEmbeddings
 
-Role = Literal["default", "old", "reference"]
-"""The trained policy, the one that collects rollouts and trails it, and the base model."""
+Role = Literal["default", "old", "averaged", "reference"]
+"""The trained policy, the one that collects rollouts and trails it, its average (by option), the base model."""
 
 
 class Policy(nn.Module, ABC):
@@ -19,6 +19,9 @@ class Policy(nn.Module, ABC):
     Velocity convention: x_t = (1 − t) x0 + t ε, v = ε − x0; t = 1 is noise, t = 0 is clean. The constructor
     only checks its arguments; `load` reads weights.
     """
+
+    averaged: bool = False
+    """Whether weights for the role `averaged` are kept; set before `load`."""
 
     @abstractmethod
     def load(self, *, seed: int) -> None:
@@ -70,9 +73,22 @@ class Policy(nn.Module, ABC):
     def update_old(self, decay: float) -> None:
         """θ_old ← decay · θ_old + (1 − decay) · θ."""
 
+    def update_average(self, decay: float) -> None:
+        """θ_averaged ← decay · θ_averaged + (1 − decay) · θ.
+
+        Raises:
+            ValueError: where this policy keeps no such weights.
+        """
+        raise ValueError(f"model.average: {type(self).__name__} keeps no averaged weights")
+
     @abstractmethod
     def distance_to_old(self) -> Tensor:
         """‖θ − θ_old‖₂ over the trainable parameters; a scalar."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Constructor arguments without which `saved_state` means something else; a checkpoint keeps them."""
+        return {}
 
     @abstractmethod
     def saved_state(self) -> dict[str, Tensor]:

@@ -15,17 +15,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from recast_pl.policy.base import Role
+from recast_pl.policy.sharded import saved_copy, whole, whole_as
 
 KEY = "model.policy.init_args.full_fine_tuning"
-COPIES: tuple[Role, ...] = ("old", "reference")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class FullFineTuning:
 class FullWeights:
     """Trains weights of `denoiser` in float32 and keeps an old and a reference copy of them.
 
-    Same contract as `AdapterPair`. At any time exactly the trained parameters require a gradient.
+    Same contract as `Adapters`. At any time exactly the trained parameters require a gradient.
 
     Memory: with P for the trained weights in float32, the copies take 2 P beside them, AdamW 2 P and gradients
     P. With `keep_copies: cpu` the copies leave the device, and P more is there while one of them is in use.
@@ -66,6 +66,7 @@ class FullWeights:
         denoiser: the model; what is not trained of it is frozen.
         modules: see `FullFineTuning`.
         keep_copies: see `FullFineTuning`.
+        averaged: whether a third copy is kept, for the average of the trained weights.
 
     Raises:
         ValueError: where a name of `modules` fits no module.
@@ -77,15 +78,17 @@ class FullWeights:
         *,
         modules: Sequence[str] | None = None,
         keep_copies: Literal["device", "cpu"] = "device",
+        averaged: bool = False,
     ) -> None:
         self.keep_copies = keep_copies
+        roles: tuple[Role, ...] = ("old", "averaged", "reference") if averaged else ("old", "reference")
         self._names = trained_names(denoiser, modules)
         denoiser.requires_grad_(False)
         own = dict(denoiser.named_parameters())
         for name in self._names:
             own[name].data = own[name].data.float()
         self._in_use: Role = "default"
-        self._copies = {role: [self._kept(own[name]) for name in self._names] for role in COPIES}
+        self._copies = {role: [self._kept(own[name]) for name in self._names] for role in roles}
         self.follow(denoiser)
 
     def follow(self, denoiser: nn.Module) -> None:
@@ -104,7 +107,7 @@ class FullWeights:
                 if copy.is_meta and not parameter.is_meta:
                     copies[index] = self._kept(parameter)
                 elif isinstance(parameter, DTensor) and not isinstance(copy, DTensor):
-                    copies[index] = self._kept(_laid_out(copy, parameter))
+                    copies[index] = self._kept(whole_as(copy, parameter))
         number = {id(parameter): index for index, parameter in enumerate(self._parameters)}
         self._places = [
             (module, key, number[id(parameter)])
@@ -209,58 +212,63 @@ class FullWeights:
         return tensor.detach().clone()
 
     @torch.no_grad()
-    def update_old(self, decay: float) -> None:
-        """θ_old ← decay · θ_old + (1 − decay) · θ, exact at 0 and 1."""
+    def trail(self, role: Role, decay: float) -> None:
+        """θ_role ← decay · θ_role + (1 − decay) · θ, exact at 0 and 1."""
         assert self._in_use == "default"
+        copies = self._beside(role)
         if self.keep_copies == "device":
-            torch._foreach_lerp_(self.old, [parameter.data for parameter in self._parameters], 1 - decay)
+            torch._foreach_lerp_(copies, [parameter.data for parameter in self._parameters], 1 - decay)
         else:
-            for old, parameter in zip(self.old, self._parameters, strict=True):
-                old.lerp_(parameter.data.to(old.device), 1 - decay)
+            for copy, parameter in zip(copies, self._parameters, strict=True):
+                copy.lerp_(parameter.data.to(copy.device), 1 - decay)
 
     @torch.no_grad()
     def distance(self) -> Tensor:
         """‖θ − θ_old‖₂; a scalar."""
         assert self._in_use == "default"
         squares = [
-            _whole((parameter.data - old.to(parameter.device)).square().sum())
+            whole((parameter.data - old.to(parameter.device)).square().sum())
             for parameter, old in zip(self._parameters, self.old, strict=True)
         ]
         return torch.stack(squares).sum().sqrt()
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of the trained and the old weights, by role and parameter name; not the base model's.
+        """Whole copies on the CPU of the trained weights and those that trail them, by role and parameter name.
 
-        On the CPU, for the device may have no room for them; shards stay where they are.
+        The base model's are not in it. Every process must ask; see `saved_copy`.
         """
         assert self._in_use == "default"
-        saved = {}
-        for name, parameter, old in zip(self._names, self._parameters, self.old, strict=True):
-            for role, tensor in (("default", parameter), ("old", old)):
-                place = tensor.device if isinstance(tensor, DTensor) else "cpu"
-                saved[f"{role}.{name}"] = tensor.detach().to(place, copy=True)
-        return saved
+        return {name: saved_copy(tensor) for name, tensor in self._by_name().items()}
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Puts `state` back; see `Policy.load_saved_state`."""
         assert self._in_use == "default"
-        wanted = {f"{role}.{name}" for name in self._names for role in ("default", "old")}
-        missing, foreign = sorted(wanted - state.keys()), sorted(state.keys() - wanted)
+        own = self._by_name()
+        missing, foreign = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
         if missing or foreign:
             raise ValueError(
-                f"the checkpoint's weights are not those that this policy trains ({KEY}): "
-                f"it lacks {missing[:3] or 'nothing'} and holds {foreign[:3] or 'nothing'} beside"
+                f"the checkpoint's weights are not those that this policy trains ({KEY}, or model.average "
+                f"where names say `averaged`): it lacks {missing[:3] or 'nothing'} and holds "
+                f"{foreign[:3] or 'nothing'} beside"
             )
-        for name, parameter, old in zip(self._names, self._parameters, self.old, strict=True):
-            saved = state[f"default.{name}"]
-            if saved.shape != parameter.shape:
+        for name, tensor in own.items():
+            if state[name].shape != tensor.shape:
                 raise ValueError(
-                    f"the checkpoint's {name} has shape {tuple(saved.shape)}, this policy's "
-                    f"{tuple(parameter.shape)}: it is of another model than model.policy.init_args.pretrained"
+                    f"the checkpoint's {name} has shape {tuple(state[name].shape)}, this policy's "
+                    f"{tuple(tensor.shape)}: it is of another model than model.policy.init_args.pretrained"
                 )
-            parameter.data.copy_(_laid_out(saved, parameter))
-            old.copy_(_laid_out(state[f"old.{name}"], parameter))
+        for name, tensor in own.items():
+            tensor.data.copy_(whole_as(state[name], tensor))
+
+    def _by_name(self) -> dict[str, Tensor]:
+        saved: dict[Role, Sequence[Tensor]] = {"default": self._parameters}
+        saved |= {role: self._beside(role) for role in self._copies if role != "reference"}
+        return {
+            f"{role}.{name}": tensor
+            for role, tensors in saved.items()
+            for name, tensor in zip(self._names, tensors, strict=True)
+        }
 
 
 def trained_names(denoiser: nn.Module, modules: Sequence[str] | None) -> list[str]:
@@ -284,16 +292,3 @@ def trained_names(denoiser: nn.Module, modules: Sequence[str] | None) -> list[st
             raise ValueError(f"{KEY}.modules: no weights stand in a module named {pattern!r}")
         chosen |= found
     return [name for name in names if name in chosen]
-
-
-def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
-    """`tensor`, of which every process has all, sharded as `like` is; nothing is sent."""
-    if not isinstance(like, DTensor) or isinstance(tensor, DTensor):
-        return tensor
-    spread: Any = distribute_tensor(tensor.detach(), like.device_mesh, like.placements, src_data_rank=None)
-    return spread  # type: ignore[no-any-return]
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """A DTensor's value on every process."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,9 +1,9 @@
 """Stable Diffusion 3 pipelines (SD3.5-Medium, or any folder of the same layout) as a policy."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from recast_pl.types import TextEmbeddings
 if TYPE_CHECKING:
     from diffusers import StableDiffusion3Pipeline
 
-    from recast_pl.policy.adapters import AdapterPair
+    from recast_pl.policy.adapters import Adapters
 
 ATTENTION_PROJECTIONS = (
     "attn.to_q",
@@ -95,7 +95,7 @@ class SD3Policy(Policy):
         self.offload_text_encoders = offload_text_encoders
         self.text_cache_size = text_cache_size
         self._pipeline: StableDiffusion3Pipeline | None = None
-        self._adapters: AdapterPair | FullWeights | None = None
+        self._adapters: Adapters | FullWeights | None = None
         self._sharded = False
         self._text_cache: OrderedDict[str, tuple[Tensor, Tensor]] = OrderedDict()
 
@@ -128,18 +128,21 @@ class SD3Policy(Policy):
         self._adapters = self._trained_weights(seed)
         self._pipeline = pipeline
 
-    def _trained_weights(self, seed: int) -> "AdapterPair | FullWeights":
+    def _trained_weights(self, seed: int) -> "Adapters | FullWeights":
         full = self.full_fine_tuning
         if full is not None:
-            return FullWeights(self.denoiser, modules=full.modules, keep_copies=full.keep_copies)
-        from recast_pl.policy.adapters import AdapterPair
+            return FullWeights(
+                self.denoiser, modules=full.modules, keep_copies=full.keep_copies, averaged=self.averaged
+            )
+        from recast_pl.policy.adapters import Adapters
 
-        return AdapterPair(
+        return Adapters(
             self.denoiser,
             rank=self.lora_rank,
             alpha=self.lora_alpha,
             targets=self.lora_targets,
             seed=seed,
+            averaged=self.averaged,
         )
 
     def shard(self, shard: Callable[[nn.Module], None]) -> None:
@@ -160,7 +163,7 @@ class SD3Policy(Policy):
         return self._pipeline
 
     @property
-    def adapters(self) -> "AdapterPair | FullWeights":
+    def adapters(self) -> "Adapters | FullWeights":
         """The trained and the old adapter, or the trained weights and their copies."""
         if self._adapters is None:
             raise RuntimeError("the policy's weights are not loaded yet: call load()")
@@ -269,7 +272,7 @@ class SD3Policy(Policy):
 
     @contextmanager
     def using(self, role: Role) -> Iterator[None]:
-        """Switches adapters or weights; see `AdapterPair.using` and `FullWeights.using`."""
+        """Switches adapters or weights; see `Adapters.using` and `FullWeights.using`."""
         with self.adapters.using(role):
             yield
 
@@ -278,12 +281,21 @@ class SD3Policy(Policy):
         return self.adapters.trained
 
     def update_old(self, decay: float) -> None:
-        """Moves the old weights; see `AdapterPair.update_old`."""
-        self.adapters.update_old(decay)
+        """Moves the old weights; see `Adapters.trail`."""
+        self.adapters.trail("old", decay)
+
+    def update_average(self, decay: float) -> None:
+        """Moves the averaged weights; see `Adapters.trail`."""
+        self.adapters.trail("averaged", decay)
 
     def distance_to_old(self) -> Tensor:
         """Between the two adapters' factors, or the weights themselves."""
         return self.adapters.distance()
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The adapters' alpha, which their tensors do not show."""
+        return {"lora_alpha": self.lora_alpha} if self.full_fine_tuning is None else {}
 
     def saved_state(self) -> dict[str, Tensor]:
         """Both adapters, or the trained and the old weights."""

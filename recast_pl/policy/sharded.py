@@ -1,6 +1,6 @@
 """Tensors that FSDP2 has shared out over processes, and their whole values. Plain tensors pass through."""
 
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
@@ -10,8 +10,14 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def saved_copy(tensor: Tensor) -> Tensor:
-    """A copy of the whole value on the CPU, for a checkpoint."""
-    return whole(tensor).detach().to("cpu", copy=True)
+    """A copy of the whole value on the CPU, for a checkpoint; on all processes but the first, nothing.
+
+    Every process must ask, for the parts are gathered, but one writes: a node's processes would otherwise hold
+    the whole state as often as there are devices.
+    """
+    value = whole(tensor).detach()
+    first = not distributed.is_initialized() or distributed.get_rank() == 0
+    return value.to("cpu", copy=True) if first else value.new_empty(0, device="cpu")
 
 
 def whole_as(value: Tensor, like: Tensor) -> Tensor:
