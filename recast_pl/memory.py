@@ -260,6 +260,7 @@ def update_memory(module: ReCASTModule, sketch: Sketch, count: int, *, checkpoin
             noise_NCHW=sketch.latents(count),
             t_N=torch.empty(count),
             advantage_N=torch.empty(count),
+            group_N=torch.empty(count, dtype=torch.int64),
         )
         velocities = module.velocities(samples, sketch.text(count))
         loss = module.objective.loss(velocities, samples).total

@@ -37,7 +37,7 @@ from recast_pl.types import (
     Velocities,
     Weights,
 )
-from recast_pl.update import Pairs, renoise, trainable_steps, training_pairs
+from recast_pl.update import Pairs, check_whole_groups, renoise, trainable_steps, training_pairs
 
 
 class ReCASTModule(EvaluationSteps):
@@ -132,6 +132,7 @@ class ReCASTModule(EvaluationSteps):
                 timesteps_per_sample=self.timesteps_per_sample,
                 min_noise_level=self.min_noise_level,
                 seed=self.seed,
+                whole_groups=self.objective.whole_groups,
             )
             parts = self.update_policy(experience, advantages_BK[experience.own].cpu(), pairs)
         with clock("old_policy"):
@@ -182,10 +183,11 @@ class ReCASTModule(EvaluationSteps):
         optimizer, rollout = self.optimizers(), experience.rollout
         assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
         means: dict[str, Tensor] = {}
-        for share in pairs.split(-(-len(pairs) // self.updates_per_iteration)):
+        for share in pairs.shares(self.updates_per_iteration):
             parts = list(share.split(self.micro_batch_size))
             for part in parts:
-                samples = renoise(rollout, advantages_BK, part, seed=self.seed)
+                shared = self.objective.shared_noise
+                samples = renoise(rollout, advantages_BK, part, seed=self.seed, shared_noise=shared)
                 text = rollout.text[part.row_N.to(self.device)]
                 velocities = self.velocities(samples, text)
                 loss = self.objective.loss(velocities, samples)
@@ -270,6 +272,13 @@ class ReCASTModule(EvaluationSteps):
                 suite.check_prompts(data.prompts(part), origin=data.origin(part))
             if stage == "fit":
                 data.check_shares(self.trainer.world_size)
+                if self.objective.whole_groups:
+                    check_whole_groups(
+                        num_groups=data.num_groups,
+                        group_size=data.group_size,
+                        micro_batch_size=self.micro_batch_size,
+                        processes=self.trainer.world_size,
+                    )
         if stage == "fit" and self.rollout.guidance_scale != 1:
             rank_zero_warn(
                 f"model.rollout.init_args.guidance_scale is {self.rollout.guidance_scale}, but the objective "

@@ -123,6 +123,7 @@ class NoisedSamples:
     noise_NCHW: Tensor
     t_N: Tensor  # in (0, 1]
     advantage_N: Tensor
+    group_N: Tensor | None = None  # int64; which samples share a prompt, for objectives that compare groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

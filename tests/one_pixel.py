@@ -17,6 +17,8 @@ from recast_pl.rewards import Reward, RewardSuite
 from recast_pl.rollout import ODERollout
 from recast_pl.types import TextEmbeddings
 
+GROUP_SIZE = 8
+
 
 class OnePixel(Policy):
     """Samples x0 ~ N(θ, 0.2²): the exact velocity field of that Gaussian, shifted by the one parameter θ."""
@@ -79,6 +81,22 @@ class OnePixel(Policy):
             self.weights[role].data.copy_(value)
 
 
+class TwoModes(OnePixel):
+    """Samples x0 ~ p N(1, 0.2²) + (1 − p) N(−1, 0.2²), p = σ(θ): the exact velocity field of that mixture."""
+
+    def velocity(self, x_NCHW, t_N, text):
+        t = t_N[:, None, None, None]
+        total = (1 - t) ** 2 * self.spread**2 + t**2
+        gain = (1 - t) * self.spread**2 / total
+        # each mode's responsibility, from its prior odds and the densities of x_t
+        odds = self.weights[self.role] + 2 * (1 - t) * x_NCHW / total
+        right = torch.sigmoid(odds)
+        clean = sum(
+            share * (mode + gain * (x_NCHW - (1 - t) * mode)) for share, mode in ((right, 1), (1 - right, -1))
+        )
+        return (x_NCHW - clean) / t
+
+
 class Near(Reward):
     """−|x − target|, scaled."""
 
@@ -91,18 +109,20 @@ class Near(Reward):
 
 def train(
     rewards, *, epochs=8, budgets=None, advantages=None, updates=1, folder=None, resume=None, callbacks=(),
-    credit=None, steps=8, precision="32-true", options=None, **rest,
+    credit=None, steps=8, precision="32-true", options=None, policy=None, objective=None, lr=0.03,
+    old_policy=None, timesteps=4, min_noise_level=0.01, groups=4, micro_batch=37, **rest,
 ):  # fmt: skip
     module = ReCASTModule(
-        policy=OnePixel(),
+        policy=policy or OnePixel(),
         rewards=RewardSuite(rewards=rewards, budgets=budgets, options=options),
         rollout=ODERollout(num_steps=steps, micro_batch_size=10, progress_bar=False),
         advantages=advantages or PerReward(),
-        objective=DiffusionNFT(beta=1.0, reference_coefficient=0.0),
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.03),
-        old_policy=OldPolicyRamp(slope=0.01, maximum=0.5),
-        timesteps_per_sample=4,
-        micro_batch_size=37,  # does not divide the number of pairs
+        objective=objective or DiffusionNFT(beta=1.0, reference_coefficient=0.0),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=lr),
+        old_policy=old_policy or OldPolicyRamp(slope=0.01, maximum=0.5),
+        timesteps_per_sample=timesteps,
+        min_noise_level=min_noise_level,
+        micro_batch_size=micro_batch,  # 37 does not divide the number of pairs
         updates_per_iteration=updates,
         seed=3,
         **rest,
@@ -110,8 +130,8 @@ def train(
     data = PromptData(
         train=SceneGrammar(count=8),
         evaluation=SceneGrammar(count=4),
-        num_groups=4,
-        group_size=8,
+        num_groups=groups,
+        group_size=GROUP_SIZE,
         iterations_per_epoch=5,
     )
     trainer = pl.Trainer(

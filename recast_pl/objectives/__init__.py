@@ -1,6 +1,25 @@
 """Objectives: what the policy's velocities are regressed on, given advantages per sample and step."""
 
+from recast_pl.objectives.awm import AWM, awm_terms, matching_likelihood
 from recast_pl.objectives.base import Objective
+from recast_pl.objectives.dgpo import DGPO, dgpo_terms
 from recast_pl.objectives.nft import DiffusionNFT, NFTTerms, diffusion_nft_terms, optimality
+from recast_pl.objectives.ram import RAM, ram_terms
+from recast_pl.objectives.rvm import RVM, rvm_terms
 
-__all__ = ["DiffusionNFT", "NFTTerms", "Objective", "diffusion_nft_terms", "optimality"]
+__all__ = [
+    "AWM",
+    "DGPO",
+    "RAM",
+    "RVM",
+    "DiffusionNFT",
+    "NFTTerms",
+    "Objective",
+    "awm_terms",
+    "dgpo_terms",
+    "diffusion_nft_terms",
+    "matching_likelihood",
+    "optimality",
+    "ram_terms",
+    "rvm_terms",
+]

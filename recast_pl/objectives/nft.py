@@ -33,30 +33,40 @@ def optimality(advantage: Tensor, *, clip: float) -> Tensor:
     return 0.5 + 0.5 * (advantage / clip).clamp(-1, 1)
 
 
-def _adaptive_error(x0: Tensor, prediction: Tensor) -> Tensor:
-    """Squared error over its own detached mean absolute error, mean over a pair's dimensions."""
+def _clean_error(x0: Tensor, prediction: Tensor, *, adaptive: bool) -> Tensor:
+    """Squared error, mean over a pair's dimensions; `adaptive`: over its own detached mean absolute error."""
     error = prediction - x0
     dims = tuple(range(1, error.ndim))
-    scale = error.detach().abs().mean(dim=dims).clamp_min(ERROR_FLOOR)
-    return error.square().mean(dim=dims) / scale
+    square_N = error.square().mean(dim=dims)
+    return square_N / error.detach().abs().mean(dim=dims).clamp_min(ERROR_FLOOR) if adaptive else square_N
 
 
 def diffusion_nft_terms(
-    velocities: Velocities, samples: NoisedSamples, *, beta: float, advantage_clip: float
+    velocities: Velocities,
+    samples: NoisedSamples,
+    *,
+    beta: float,
+    advantage_clip: float,
+    adaptive: bool = True,
 ) -> NFTTerms:
     """Positive and negative implicit policies, each regressed on the clean sample.
 
         v⁺ = (1 − β) v_old + β v_θ,  v⁻ = (1 + β) v_old − β v_θ,
         L = A_max/β · ( r ‖x̂0(v⁺) − x0‖²_w + (1 − r) ‖x̂0(v⁻) − x0‖²_w )
 
-    with x̂0(v) = x_t − t v and w the inverse of each prediction's detached mean absolute error. No gradient
-    reaches the old or the reference velocity.
+    with x̂0(v) = x_t − t v and w the inverse of each prediction's detached mean absolute error (`adaptive`), or
+    1. No gradient reaches the old or the reference velocity.
+
+    Without w, as x̂0(v) − x0 = t (u − v) with u = ε − x0, the gradient in v_θ is
+    2 A_max t² [(2r − 1)(v_old − u) + β (v_θ − v_old)]: RVM's direction with its residual at the old policy, the
+    old policy as anchor with coefficient β, and the advantage 2r − 1.
 
     Args:
         velocities: predictions of the trained, old and (optionally) reference policy, N C H W.
         samples: x0, noise, t in (0, 1] and the advantage of each pair.
         beta: strength of the mixture, above 0.
         advantage_clip: A_max, above 0.
+        adaptive: weight each prediction by the inverse of its mean absolute error.
 
     Raises:
         ValueError: without the old policy's velocity.
@@ -72,10 +82,10 @@ def diffusion_nft_terms(
     x_t = (1 - t) * samples.x0_NCHW + t * samples.noise_NCHW
     positive = clean_estimate(x_t, (1 - beta) * old + beta * current, t)
     negative = clean_estimate(x_t, (1 + beta) * old - beta * current, t)
-    r_N = optimality(samples.advantage_N, clip=advantage_clip)
-    policy_N = r_N * _adaptive_error(samples.x0_NCHW, positive) + (1 - r_N) * _adaptive_error(
-        samples.x0_NCHW, negative
-    )
+    r_N = optimality(samples.advantage_N.detach(), clip=advantage_clip)
+    x0 = samples.x0_NCHW
+    policy_N = r_N * _clean_error(x0, positive, adaptive=adaptive)
+    policy_N = policy_N + (1 - r_N) * _clean_error(x0, negative, adaptive=adaptive)
     if velocities.reference_NCHW is None:
         reference_N = torch.zeros_like(policy_N)
     else:
@@ -94,10 +104,16 @@ class DiffusionNFT(Objective):
         beta: strength of the implicit policies; the loss's optimum is v_old + (2/β)·Δ. Above 0; paper: 0.1.
         advantage_clip: A_max, where advantages saturate. Above 0; paper: 5.
         reference_coefficient: weight of ‖v_θ − v_ref‖²; at 0 the reference is never evaluated. Paper: 1e-4.
+        adaptive: weight each prediction's error by the inverse of its mean absolute error, as the paper does.
     """
 
     def __init__(
-        self, *, beta: float = 0.1, advantage_clip: float = 5.0, reference_coefficient: float = 1.0e-4
+        self,
+        *,
+        beta: float = 0.1,
+        advantage_clip: float = 5.0,
+        reference_coefficient: float = 1.0e-4,
+        adaptive: bool = True,
     ) -> None:
         for name, value in (("beta", beta), ("advantage_clip", advantage_clip)):
             if not value > 0:
@@ -108,7 +124,7 @@ class DiffusionNFT(Objective):
                 f"got {reference_coefficient}"
             )
         self.beta, self.advantage_clip = beta, advantage_clip
-        self.reference_coefficient = reference_coefficient
+        self.reference_coefficient, self.adaptive = reference_coefficient, adaptive
 
     needs_old = True
 
@@ -119,7 +135,13 @@ class DiffusionNFT(Objective):
 
     def loss(self, velocities: Velocities, samples: NoisedSamples) -> Loss:
         """See `diffusion_nft_terms`; the mean over pairs, plus the weighted reference penalty."""
-        terms = diffusion_nft_terms(velocities, samples, beta=self.beta, advantage_clip=self.advantage_clip)
+        terms = diffusion_nft_terms(
+            velocities,
+            samples,
+            beta=self.beta,
+            advantage_clip=self.advantage_clip,
+            adaptive=self.adaptive,
+        )
         policy, reference = terms.policy_N.mean(), terms.reference_N.mean()
         total = policy + self.reference_coefficient * reference
         parts = {
