@@ -32,12 +32,20 @@ from recast_pl.types import (
     Rollout,
     Scores,
     TextEmbeddings,
+    Transitions,
     UpdateObserver,
     UpdatePart,
     Velocities,
     Weights,
 )
-from recast_pl.update import Pairs, check_whole_groups, renoise, trainable_steps, training_pairs
+from recast_pl.update import (
+    Pairs,
+    check_even_updates,
+    check_whole_groups,
+    trained_steps,
+    training_pairs,
+    training_samples,
+)
 
 
 class ReCASTModule(EvaluationSteps):
@@ -171,9 +179,15 @@ class ReCASTModule(EvaluationSteps):
             with clock("text"):
                 text = policy.text(batch.texts)
             with clock("rollout"):
-                x0_BCHW = self.rollout.sample(policy, batch, text, seed=self.seed, on_samples=decode)
+                record = self.objective.trains_on == "trajectory" and batch.iteration >= 0
+                drawn = self.rollout.draw(policy, batch, text, seed=self.seed, record=record, on_samples=decode)
         return Rollout(
-            batch=batch, text=text, x0_BCHW=x0_BCHW, images_B3HW=torch.cat(images), levels=self.levels
+            batch=batch,
+            text=text,
+            x0_BCHW=drawn.x0_BCHW,
+            images_B3HW=torch.cat(images),
+            levels=self.levels,
+            trajectory=drawn.trajectory,
         )
 
     def update_policy(
@@ -186,8 +200,9 @@ class ReCASTModule(EvaluationSteps):
         for share in pairs.shares(self.updates_per_iteration):
             parts = list(share.split(self.micro_batch_size))
             for part in parts:
-                shared = self.objective.shared_noise
-                samples = renoise(rollout, advantages_BK, part, seed=self.seed, shared_noise=shared)
+                samples = training_samples(
+                    rollout, advantages_BK, part, seed=self.seed, shared_noise=self.objective.shared_noise
+                )
                 text = rollout.text[part.row_N.to(self.device)]
                 velocities = self.velocities(samples, text)
                 loss = self.objective.loss(velocities, samples)
@@ -216,18 +231,22 @@ class ReCASTModule(EvaluationSteps):
                 self.observer.learn(summed)
         return {**averaged(means), "grad_norm": whole(norm)}
 
-    def velocities(self, samples: NoisedSamples, text: TextEmbeddings) -> Velocities:
-        """Predictions at x_t = (1 − t) x0 + t ε; old and reference only where the objective reads them."""
-        t = samples.t_N[:, None, None, None]
-        x_t = (1 - t) * samples.x0_NCHW + t * samples.noise_NCHW
+    def velocities(self, samples: NoisedSamples | Transitions, text: TextEmbeddings) -> Velocities:
+        """Predictions at x_t; old and reference only where the objective reads them."""
+        x_t = samples.x_t_NCHW
+
+        def velocity() -> Tensor:
+            if isinstance(samples, Transitions):  # taken along the guided velocity
+                return self.rollout.velocity(self.policy, x_t, samples.t_N, text)
+            return self.policy.velocity(x_t, samples.t_N, text)
 
         def without_gradient(role: Role) -> Tensor:
             with torch.no_grad(), self.policy.using(role):
-                return self.policy.velocity(x_t, samples.t_N, text)
+                return velocity()
 
         old = without_gradient("old") if self.objective.needs_old else None
         reference = without_gradient("reference") if self.objective.needs_reference else None
-        current = self.policy.velocity(x_t, samples.t_N, text)
+        current = velocity()
         return Velocities(current_NCHW=current, old_NCHW=old, reference_NCHW=reference)
 
     # ------------------------------------------------------------------ credit
@@ -279,7 +298,9 @@ class ReCASTModule(EvaluationSteps):
                         micro_batch_size=self.micro_batch_size,
                         processes=self.trainer.world_size,
                     )
-        if stage == "fit" and self.rollout.guidance_scale != 1:
+        if stage == "fit":
+            self.objective.check(self.rollout)
+        if stage == "fit" and self.objective.trains_on == "noised" and self.rollout.guidance_scale != 1:
             rank_zero_warn(
                 f"model.rollout.init_args.guidance_scale is {self.rollout.guidance_scale}, but the objective "
                 "trains the unguided velocity; the published recipes roll out at 1.0"
@@ -291,11 +312,19 @@ class ReCASTModule(EvaluationSteps):
         self.policy.load(seed=self.seed)
         if isinstance(self.trainer.strategy, FullyShard):
             self.policy.shard(self.trainer.strategy.shard)
-        steps = trainable_steps(self.levels, min_noise_level=self.min_noise_level)
-        if len(steps) < (self.timesteps_per_sample or 1):
-            raise ValueError(
-                f"model.timesteps_per_sample: {self.timesteps_per_sample} steps are asked for, but only "
-                f"{len(steps)} start at model.min_noise_level {self.min_noise_level} or above"
+        rollout, objective = self.rollout, self.objective
+        on_path = objective.trains_on == "trajectory"
+        steps = trained_steps(
+            self.levels,
+            min_noise_level=self.min_noise_level,
+            timesteps_per_sample=self.timesteps_per_sample,
+            stochastic=(rollout.stochastic_range, rollout.stochastic_steps) if on_path else None,
+        )
+        data, processes = self.trainer.datamodule, self.trainer.world_size  # type: ignore[attr-defined]
+        if isinstance(data, PromptData):
+            owners = data.num_groups * (1 if objective.whole_groups else data.group_size)
+            check_even_updates(
+                pairs=owners // processes * steps, updates=self.updates_per_iteration, processes=processes
             )
 
     def configure_optimizers(self) -> Optimizer:

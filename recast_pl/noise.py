@@ -5,12 +5,13 @@ No hidden state: a run does not depend on the number of processes, and resuming 
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from enum import IntEnum
+from enum import IntEnum, unique
 
 import torch
 from torch import Tensor
 
 
+@unique
 class Purpose(IntEnum):
     """What a draw is for, so that no two uses of one sample share their noise."""
 
@@ -20,6 +21,8 @@ class Purpose(IntEnum):
     PROMPTS = 3  # the order of prompts
     PROBE = 4  # the noise that brings a clean sample to a level where credit looks at it
     COMPLETE = 5  # the noise of stochastic completions from there
+    STEP = 6  # the noise of a rollout's stochastic step
+    WINDOW = 7  # where a group's stochastic steps lie
 
 
 def keyed_generator(*key: int) -> torch.Generator:

@@ -1,6 +1,7 @@
 """What travels along the arrow: prompts → rollout → rewards → advantages → credit → objective.
 
-Shape suffixes, here and everywhere: R rewards, B samples, K denoising steps, C H W latent or picture.
+Shape suffixes, here and everywhere: R rewards, B samples, K denoising steps, S stochastic ones among them,
+C H W latent or picture.
 """
 
 from collections.abc import Callable, Mapping
@@ -66,6 +67,7 @@ class Rollout:
     x0_BCHW: Tensor  # latents at t = 0
     images_B3HW: Tensor  # pictures in [0, 1], float32
     levels: Tensor  # K + 1 noise levels t, from 1 (noise) down to 0 (clean); float64, on the CPU
+    trajectory: "Trajectory | None" = None  # of stochastic steps, where the objective trains on them
 
     def first(self, count: int) -> "Rollout":
         """The first `count` samples."""
@@ -75,6 +77,38 @@ class Rollout:
             x0_BCHW=self.x0_BCHW[:count],
             images_B3HW=self.images_B3HW[:count],
             levels=self.levels,
+            trajectory=None if self.trajectory is None else self.trajectory.first(count),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaussianSteps:
+    """Denoising steps as Gaussians around an affine mean: x_next ~ N(a x + b v, std²), a row for each of N."""
+
+    x_N: Tensor  # a, float64, on the CPU like the others
+    velocity_N: Tensor  # b
+    std_N: Tensor  # 0 where the step is deterministic
+
+    def __getitem__(self, index: Any) -> "GaussianSteps":
+        return GaussianSteps(x_N=self.x_N[index], velocity_N=self.velocity_N[index], std_N=self.std_N[index])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """The stochastic steps of B samples: S consecutive ones of each. Holds no graph."""
+
+    first_B: Tensor  # int64, the sample's first stochastic step; the others follow
+    latents_BTCHW: Tensor  # T = S + 1 latents, before the first of these steps up to after the last; float32
+    log_prob_BS: Tensor  # of each step under the policy that drew it, mean over dimensions; float32
+    steps_K: GaussianSteps  # what each of the K denoising steps is where it is stochastic
+
+    def first(self, count: int) -> "Trajectory":
+        """The first `count` samples."""
+        return Trajectory(
+            first_B=self.first_B[:count],
+            latents_BTCHW=self.latents_BTCHW[:count],
+            log_prob_BS=self.log_prob_BS[:count],
+            steps_K=self.steps_K,
         )
 
 
@@ -108,7 +142,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Velocities:
-    """Predictions at noised clean samples, one row for each trained (sample, step) pair N."""
+    """Predictions at x_t, one row for each trained (sample, step) pair N."""
 
     current_NCHW: Tensor  # of the trained policy, with graph
     old_NCHW: Tensor | None  # of the rollout policy, where the objective asks for it
@@ -125,6 +159,25 @@ class NoisedSamples:
     advantage_N: Tensor
     group_N: Tensor | None = None  # int64; which samples share a prompt, for objectives that compare groups
 
+    @property
+    def x_t_NCHW(self) -> Tensor:
+        """Where velocities are predicted: (1 − t) x0 + t noise."""
+        t = self.t_N[:, None, None, None]
+        return (1 - t) * self.x0_NCHW + t * self.noise_NCHW
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transitions:
+    """Stochastic steps that the rollout policy has taken; one row for each trained pair N."""
+
+    x_t_NCHW: Tensor  # before the step
+    x_next_NCHW: Tensor  # after it
+    t_N: Tensor  # noise level before it, in (0, 1]
+    t_next_N: Tensor  # … and after it
+    steps_N: GaussianSteps
+    log_prob_old_N: Tensor  # as the rollout recorded it
+    advantage_N: Tensor
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatePart:
@@ -133,7 +186,7 @@ class UpdatePart:
     experience: Experience
     row_N: Tensor  # int64, of this process's rollout
     step_N: Tensor  # int64, denoising step
-    samples: NoisedSamples
+    samples: NoisedSamples | Transitions
     velocities: Velocities
 
 

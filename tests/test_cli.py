@@ -151,7 +151,7 @@ def test_every_shipped_yaml_parses(path, verb, capsys):
     with pytest.raises(SystemExit) as exit_:
         main([verb, *base_of(path), "--config", str(path), "--print_config"])
     assert exit_.value.code == 0
-    assert "recast_pl.objectives." in capsys.readouterr().out
+    assert "class_path: recast_pl.objectives." in capsys.readouterr().out
     assert path.read_text().startswith("# ")  # says what it is
 
 

@@ -33,9 +33,26 @@ CASES = {
         "rewards.rewards": {"contrast": {"class_path": "parallel_cases.Contrast"}},
         "rewards.budgets": {"contrast": 1.0},
     },
+    # stochastic rollouts with their log-probabilities; whole groups at one step, noised alike
+    "grpo": {
+        "data.num_groups": 2,
+        "data.group_size": 6,
+        "model.rollout": {
+            "class_path": "recast_pl.rollout.SDERollout",
+            "init_args": {"num_steps": 4, "micro_batch_size": 3, "window": {"length": 2}},
+        },
+        "model.objective": {"class_path": "recast_pl.objectives.FlowGRPO"},
+        "model.updates_per_iteration": 2,
+    },
+    "dgpo": {
+        "data.num_groups": 2,
+        "data.group_size": 6,
+        "model.objective": {"class_path": "recast_pl.objectives.DGPO"},
+    },
     "masked": {
         "data.num_groups": 3,
         "data.group_size": 4,
+        "model.updates_per_iteration": 2,
         "rewards.on_failure": "mask",
         "rewards.rewards": {
             "moody": {"class_path": "parallel_cases.Moody"},

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import prompt_batch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 
 from recast_pl.noise import Purpose, keyed_normal
-from recast_pl.rollout import ODERollout, clean_estimate, euler
+from recast_pl.rollout import ODERollout, clean_estimate, euler, multistep
 
 TEXTS = ["a red circle on a white background", "two blue squares on a black background", "something else"]
 
@@ -107,3 +107,67 @@ def test_clean_estimate_inverts_the_forward_process():
 def test_wrong_arguments_name_their_key(wrong, key):
     with pytest.raises(ValueError, match=f"model.rollout.init_args.{key}"):
         ODERollout(**wrong)
+
+
+def test_multistep_is_diffusers_dpm_solver_on_the_scheduler_s_levels(policy):
+    """The scheduler's arithmetic on our levels, with a velocity that is not linear in x."""
+    levels = policy.levels(12)
+    scheduler = DPMSolverMultistepScheduler(
+        algorithm_type="dpmsolver++", solver_order=2, prediction_type="flow_prediction", use_flow_sigmas=True
+    )
+    scheduler.set_timesteps(12)
+    scheduler.sigmas, scheduler.timesteps = levels.float(), levels[:-1].float() * 1000
+
+    def velocity(x, t):
+        return torch.sin(3 * x) + t * x
+
+    start_ = torch.randn(2, 4, 3, 3, generator=torch.Generator().manual_seed(0))
+    x = start_
+    for t in scheduler.timesteps:
+        x = scheduler.step(velocity(x, t.item() / 1000), t, x, return_dict=False)[0]
+    torch.testing.assert_close(multistep(velocity, start_, levels), x, atol=1e-5, rtol=1e-5)
+
+
+def test_multistep_rollout_is_the_plain_pipeline_with_that_scheduler(policy):
+    rollout = ODERollout(num_steps=8, solver="multistep", micro_batch_size=2, progress_bar=False)
+    scheduler = DPMSolverMultistepScheduler(
+        algorithm_type="dpmsolver++", solver_order=2, prediction_type="flow_prediction", use_flow_sigmas=True
+    )
+    levels = policy.levels(8)
+    scheduler.set_timesteps(8)
+    scheduler.sigmas, scheduler.timesteps = levels.float(), levels[:-1].float() * 1000
+    with policy.using("reference"):
+        text = policy.text(TEXTS)
+        ours = rollout.sample(policy, prompt_batch(TEXTS), text, seed=3)
+        x = start(policy, 3, seed=3)
+        with torch.no_grad():
+            for t in scheduler.timesteps:
+                v = policy.velocity(x, t.expand(3) / 1000, text)
+                x = scheduler.step(v, t, x, return_dict=False)[0]
+        plain = ODERollout(num_steps=8, progress_bar=False).sample(policy, prompt_batch(TEXTS), text, seed=3)
+    torch.testing.assert_close(ours, x, atol=1e-4, rtol=1e-4)
+    assert (ours - plain).abs().max() > 1e-3
+
+
+def test_multistep_is_of_second_order_and_better_than_euler():
+    """x0 ~ N(0, .5²): along the ODE x(0) = .5 x(1). From t = .98, where the flow's level is finite in log."""
+
+    def velocity(x, t):
+        return (t - (1 - t) * 0.25) / ((1 - t) ** 2 * 0.25 + t**2) * x
+
+    begin, end = 0.98, 0.02
+    x = torch.tensor([(((1 - begin) ** 2 * 0.25) + begin**2) ** 0.5])
+    exact = ((1 - end) ** 2 * 0.25 + end**2) ** 0.5
+
+    def error(solver, steps):
+        inner = torch.linspace(begin, end, steps + 1, dtype=torch.float64)
+        return abs(solver(velocity, x, inner).item() - exact)
+
+    assert error(multistep, 40) / error(multistep, 80) == pytest.approx(4, rel=0.25)
+    assert error(euler, 40) / error(euler, 80) == pytest.approx(2, rel=0.1)
+    assert error(multistep, 40) < 0.2 * error(euler, 40)
+
+
+def test_an_unknown_solver_names_its_key():
+    with pytest.raises(ValueError, match=r"model.rollout.init_args.solver"):
+        ODERollout(solver="heun")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recast_pl.types import Prompt, PromptBatch, Rollout, TextEmbeddings
-from recast_pl.update import Pairs, check_whole_groups, renoise, training_pairs
+from recast_pl.update import check_even_updates, check_whole_groups, renoise, training_pairs
 
 STEPS, SIZE = 6, 3
 
@@ -120,7 +120,49 @@ def test_groups_that_are_split_over_processes_are_refused():
         pairs_of(rollout_of([1, 1, 1, 2]))
 
 
-def test_pairs_without_blocks_split_as_plain_tensors():
-    pairs = Pairs(row_N=torch.arange(10), step_N=torch.zeros(10, dtype=torch.int64))
-    assert [len(part) for part in pairs.split(4)] == [4, 4, 2]
-    assert [len(part) for part in pairs.shares(3)] == [4, 4, 2]
+def test_pairs_split_into_consecutive_parts():
+    pairs = pairs_of(rollout_of(range(5)), steps=2, whole=False)
+    parts = list(pairs.split(4))
+    assert [len(part) for part in parts] == [4, 4, 2]
+    assert torch.equal(torch.cat([part.row_N for part in parts]), pairs.row_N)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(("steps", "updates"), [(4, 2), (4, 4), (3, 2), (1, 2), (2, 3)])
+def test_an_update_has_the_same_pairs_however_samples_are_spread_over_processes(whole, steps, updates):
+    groups = [40, 40, 40, 41, 41, 41, 42, 42, 42, 43, 43, 43]
+    together = pairs_of(rollout_of(groups), steps=steps, whole=whole)
+    halves = [
+        pairs_of(
+            rollout_of(groups[first : first + 6], sample_B=range(first, first + 6)), steps=steps, whole=whole
+        )
+        for first in (0, 6)
+    ]
+    for update in range(updates):
+        everyone = {(int(r), int(s)) for r, s in members(together, updates, update)}
+        apart = [{(int(r) + 6 * half, int(s)) for r, s in members(pairs, updates, update)}
+                 for half, pairs in enumerate(halves)]  # fmt: skip
+        assert apart[0] | apart[1] == everyone
+        if (len(halves[0]) // halves[0].block) % updates == 0:
+            assert len(apart[0]) == len(apart[1]) > 0
+
+
+def members(pairs, updates, update):
+    share = list(pairs.shares(updates))[update]
+    return zip(share.row_N, share.step_N, strict=True)
+
+
+def test_where_steps_divide_evenly_every_update_sees_every_sample():
+    pairs = pairs_of(rollout_of(range(5)), steps=4, whole=False)
+    for share in pairs.shares(2):
+        assert share.row_N.bincount().tolist() == [2] * 5
+    first = [share.place_N[share.row_N == 0].tolist() for share in pairs.shares(2)]
+    second = [share.place_N[share.row_N == 1].tolist() for share in pairs.shares(2)]
+    assert first == second[::-1] == [[0, 2], [1, 3]]  # and no update has the noisier steps of all
+
+
+def test_updates_that_processes_cannot_share_evenly_are_refused():
+    with pytest.raises(ValueError, match=r"model\.updates_per_iteration: 5 updates.*the 24 .*divisor of 24"):
+        check_even_updates(pairs=24, updates=5, processes=2)
+    check_even_updates(pairs=24, updates=5, processes=1)
+    check_even_updates(pairs=24, updates=6, processes=2)

@@ -43,8 +43,14 @@ class CreditAssigner(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Checks the strategy against rewards and budgets, before any weight is loaded."""
         if stage == "fit":
-            rewards = _ours(pl_module).rewards
-            self.strategy.check(rewards.names, rewards.budgets_R)
+            module = _ours(pl_module)
+            self.strategy.check(module.rewards.names, module.rewards.budgets_R)
+            if self.strategy.needs_updates and module.objective.trains_on == "trajectory":
+                raise ValueError(
+                    "credit.strategy: learns from clean samples that the update noises anew, and "
+                    f"{type(module.objective).__name__} trains on the rollout's own steps; take an estimator "
+                    "such as Preview or PairedCompletions"
+                )
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Lets strategies that learn from the update see it."""

@@ -1,31 +1,54 @@
-"""What every objective is: a loss over noised samples, their velocities and per-step advantages.
+"""What every objective is: a loss over trained pairs, their velocities and per-step advantages.
 
 Shape suffixes: N trained (sample, step) pairs, C H W latent.
 """
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any, Literal
 
 from torch import Tensor
 
+from recast_pl.rollout.base import RolloutSampler
 from recast_pl.types import Loss, NoisedSamples, Velocities
 
 
 class Objective(ABC):
-    """Turns velocities at noised samples into a loss; holds its coefficients and no state."""
+    """Turns velocities at trained pairs into a loss; holds its coefficients and no state."""
 
     needs_old: bool  # whether `velocities.old_NCHW` is read
     whole_groups: bool = False  # whether a call must see all samples of a group at one step, or none of them
     shared_noise: bool = False  # whether the samples of a group are noised alike
+
+    trains_on: Literal["noised", "trajectory"] = "noised"
+    """Clean samples noised anew (`NoisedSamples`), or the rollout's stochastic steps (`Transitions`)."""
 
     @property
     @abstractmethod
     def needs_reference(self) -> bool:
         """Whether `velocities.reference_NCHW` is read."""
 
+    def check(self, rollout: RolloutSampler) -> None:
+        """Refuses a rollout that this objective cannot train on.
+
+        Raises:
+            ValueError: naming the key and what would do.
+        """
+        if self.trains_on == "trajectory" and not rollout.stochastic_steps:
+            raise ValueError(
+                f"model.rollout: {type(self).__name__} trains on the rollout's log-probabilities, and a "
+                f"deterministic sampler has no log-probability: got {type(rollout).__name__}, take "
+                "recast_pl.rollout.SDERollout"
+            )
+
     @abstractmethod
-    def loss(self, velocities: Velocities, samples: NoisedSamples) -> Loss:
-        """The loss over N pairs; gradients flow through `velocities.current_NCHW` alone."""
+    def loss(self, velocities: Velocities, samples: Any) -> Loss:
+        """The loss over N pairs; gradients flow through `velocities.current_NCHW` alone.
+
+        Args:
+            velocities: N C H W; guided where the objective trains on trajectories and the rollout was.
+            samples: NoisedSamples or Transitions, as `trains_on` says.
+        """
 
 
 def checked(name: str, value: float, *, above: float | None = None, at_least: float | None = None) -> float:

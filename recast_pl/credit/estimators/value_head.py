@@ -21,7 +21,7 @@ from recast_pl.credit.profile import detected
 from recast_pl.credit.regression import predicted_moment, standardised, tangent_terms
 from recast_pl.noise import keyed_generator
 from recast_pl.rollout.solvers import clean_estimate
-from recast_pl.types import Experience, UpdatePart
+from recast_pl.types import Experience, Transitions, UpdatePart
 
 SUMS = 6  # of a cell's clusters: their number, Σ n, Σ s, Σ s², Σ s n, Σ n²
 
@@ -128,12 +128,22 @@ class ValueHead(ProfileEstimator):
 
     @torch.no_grad()
     def watch(self, part: UpdatePart) -> None:
-        """Keeps what the head will look at."""
+        """Keeps what the head will look at; refuses steps of a trajectory, which are no re-noised samples.
+
+        Raises:
+            ValueError: naming the key.
+        """
         began = time.perf_counter()
         samples, velocities, experience = part.samples, part.velocities, part.experience
+        if isinstance(samples, Transitions):
+            raise ValueError(
+                "credit.strategy.init_args.estimator: ValueHead learns from clean samples that the update "
+                "noises anew, and this objective trains on the rollout's own steps, whose x_t say more of the "
+                "picture than noised ones do; take Preview or PairedCompletions"
+            )
         known = velocities.old_NCHW if velocities.old_NCHW is not None else velocities.current_NCHW
         t = samples.t_N.view(-1, *[1] * (samples.x0_NCHW.ndim - 1))
-        x_t = (1 - t) * samples.x0_NCHW + t * samples.noise_NCHW
+        x_t = samples.x_t_NCHW
         target_BR = self._targets_of(experience)
         _, group_B = experience.group_B.cpu().unique(return_inverse=True)
         self._seen.append(
