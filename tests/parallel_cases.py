@@ -42,7 +42,8 @@ class Recorder(pl.Callback):
         batch = part.experience.rollout.batch
         for n, (row, step) in enumerate(zip(part.row_N.tolist(), part.step_N.tolist(), strict=True)):
             key = (batch.iteration, int(batch.sample_B[row]), step)
-            self.noises[key] = (part.samples.noise_NCHW[n].clone(), float(part.samples.advantage_N[n]))
+            drawn = getattr(part.samples, "noise_NCHW", part.samples.t_N)  # a recorded step draws nothing anew
+            self.noises[key] = (drawn[n].clone(), float(part.samples.advantage_N[n]))
 
     def learn(self, total):
         assert total(torch.ones(())) == self.processes
