@@ -49,6 +49,9 @@ class SD3Policy(Policy):
         weights_dtype: of frozen weights of denoiser and text encoders; all that is trained, and the VAE, is
             float32.
         gradient_checkpointing: recompute activations in the backward pass.
+        compile: a backend of `torch.compile`, such as `inductor`, for each of the denoiser's blocks; None: not
+            compiled. The first iterations are slow: every role, with and without gradients, is compiled for
+            itself.
         offload_text_encoders: text encoders wait on the CPU and visit the device for new prompts only.
         text_cache_size: prompts whose embeddings are kept.
     """
@@ -66,6 +69,7 @@ class SD3Policy(Policy):
         resolution: int | None = None,
         weights_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         gradient_checkpointing: bool = False,
+        compile: str | None = None,
         offload_text_encoders: bool = False,
         text_cache_size: int = 2048,
     ) -> None:
@@ -91,7 +95,7 @@ class SD3Policy(Policy):
         self.max_sequence_length = max_sequence_length
         self.resolution = resolution
         self.weights_dtype: torch.dtype = getattr(torch, weights_dtype)
-        self.gradient_checkpointing = gradient_checkpointing
+        self.gradient_checkpointing, self.compile_backend = gradient_checkpointing, compile
         self.offload_text_encoders = offload_text_encoders
         self.text_cache_size = text_cache_size
         self._pipeline: StableDiffusion3Pipeline | None = None
@@ -126,7 +130,22 @@ class SD3Policy(Policy):
         if self.gradient_checkpointing:
             self.denoiser.enable_gradient_checkpointing()
         self._adapters = self._trained_weights(seed)
+        if self.compile_backend is not None:
+            self._compile(self.compile_backend)
         self._pipeline = pipeline
+
+    def _compile(self, backend: str) -> None:
+        """Block by block: they share one compilation, and FSDP2 needs its seams between them."""
+        known = torch.compiler.list_backends(exclude_tags=None)
+        if backend not in known:
+            raise ValueError(
+                f"model.policy.init_args.compile: expected one of {', '.join(known)}, or null, got {backend!r}"
+            )
+        # roles × with and without gradients × batch sizes, all of one block's code; beyond this limit dynamo
+        # would go on uncompiled without a word
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+        for block in self.denoiser.transformer_blocks:
+            block.compile(backend=backend)
 
     def _trained_weights(self, seed: int) -> "Adapters | FullWeights":
         full = self.full_fine_tuning
