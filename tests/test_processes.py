@@ -272,7 +272,7 @@ def test_half_precision_base_weights_shard_beside_what_is_trained(overlay, place
         wanted = expected["state_dict"][name]
         assert tensor.dtype == torch.float32
         # gradients of bfloat16 products, added in another order, and divided by their own size in AdamW
-        assert torch.nn.functional.cosine_similarity(tensor.flatten(), wanted.flatten(), dim=0) > 0.95
+        assert (tensor - wanted).norm() <= 0.3 * wanted.norm()
 
 
 def test_the_cases_are_what_they_say(runs):
