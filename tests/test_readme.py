@@ -14,22 +14,32 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_quickstart_command_on_a_shortened_schedule(tmp_path, monkeypatch):
-    command = re.search(r"python -m recast_pl (fit .*)", README).group(1)
-    monkeypatch.chdir(ROOT)
-    cli = main(
-        [
-            *shlex.split(command),
-            *("--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"),
-            *("--data.iterations_per_epoch", "2", "--data.num_groups", "2", "--data.group_size", "4"),
-            *("--data.evaluation.init_args.count", "8"),
-            *("--trainer.logger.init_args.save_dir", str(tmp_path)),
-        ]
-    )
+SHORT = [
+    *("--trainer.max_epochs", "1", "--trainer.enable_progress_bar", "false"),
+    *("--data.iterations_per_epoch", "2", "--data.num_groups", "2", "--data.group_size", "4"),
+    *("--data.evaluation.init_args.count", "8"),
+]
+
+
+def test_the_commands_one_after_another_on_a_shortened_schedule(tmp_path, monkeypatch):
+    """`fit`, then `validate` and `export` of its checkpoint by the path that the README names."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+
+    def run(pattern):
+        return main([*shlex.split(re.search(rf"python -m recast_pl ({pattern}.*)", README).group(1)), *SHORT])
+
+    cli = run("fit")
     assert cli.model.iteration == 2
     assert cli.model.policy.distance_to_old() >= 0
     assert len(cli.model.evaluations) == 2
     assert list(tmp_path.rglob("before_after.png"))
+    after = run("validate .* --ckpt_path").trainer.callback_metrics
+    expected = {key: pytest.approx(value, abs=1e-6) for key, value in cli.model.evaluations[-1][1].items()}
+    assert {key: float(after[key]) for key in expected} == expected
+    run("export")
+    names = {path.name for path in (tmp_path / "lora").iterdir()}
+    assert names == {"README.md", "W.png", "pytorch_lora_weights.safetensors"}
 
 
 def test_the_reward_in_ten_lines():
