@@ -7,14 +7,6 @@ import torch
 from gaussian import FEW_LEVELS
 
 from recast_pl.credit import NoiseLevel
-from recast_pl.credit.noise_level import injected_noise
-
-
-def test_the_noise_of_a_step_is_that_of_the_golden_stochastic_step(objective_golden):
-    """The golden step's standard deviation is a σ(t) √|dt|."""
-    for step in objective_golden["flow_grpo_step"]:
-        levels = torch.tensor([step["t"], step["t"] + step["dt"]], dtype=torch.float64)
-        assert step["a"] * injected_noise(levels).item() == pytest.approx(step["std"], rel=1e-12)
 
 
 def test_weights_by_hand_and_the_first_step_as_flow_grpo_has_it():

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from recast_pl.credit.base import CreditStrategy
+from recast_pl.rollout.transition import flow_grpo_steps
 
 
 class NoiseLevel(CreditStrategy):
     """W = λ/Σλ ⊗ w/Σw with w_j = σ(t_j) √(t_j − t_{j+1}), the noise that step j puts in.
 
-    σ(t) = a √(t / (1 − t)) is Flow-GRPO's; its factor a falls out. A step that explores much counts much. K·W
+    σ(t) = a √(t / (1 − t)) is Flow-GRPO's, as `SDERollout` draws it; its factor a falls out. A step that explores much counts much. K·W
     has columns of mean 1. Budgets are kept; the columns are not equal, by design.
 
     Reference: He et al., "TempFlow-GRPO: When timing matters for GRPO in flow models", 2025 (arXiv 2508.04324),
@@ -28,19 +29,5 @@ class NoiseLevel(CreditStrategy):
         [0.5591, 0.2795, 0.1614]
         """
         rows = budgets_R.double() / budgets_R.double().sum()
-        injected_K = injected_noise(levels)
+        injected_K = flow_grpo_steps(levels, noise_level=1.0).std_N
         return rows[:, None] * (injected_K / injected_K.sum())
-
-
-def injected_noise(levels: Tensor) -> Tensor:
-    """σ(t_j) √(t_j − t_{j+1}) of each step, σ(t) = √(t / (1 − t)): K + 1 descending levels → K, float64.
-
-    At t = 1, where σ is infinite, the denominator is 1 − t_1, of the next level: Flow-GRPO's own way out.
-
-    >>> import torch
-    >>> [round(noise, 4) for noise in injected_noise(torch.tensor([1.0, 0.5, 0.25, 0.0])).tolist()]
-    [1.0, 0.5, 0.2887]
-    """
-    t = levels.double()
-    below_one_K = t[:-1].where(t[:-1] < 1, t[1])
-    return (t[:-1] / (1 - below_one_K) * (t[:-1] - t[1:])).sqrt()
