@@ -11,7 +11,8 @@ from recast_pl.rollout.transition import flow_grpo_steps
 class NoiseLevel(CreditStrategy):
     """W = λ/Σλ ⊗ w/Σw with w_j = σ(t_j) √(t_j − t_{j+1}), the noise that step j puts in.
 
-    σ(t) = a √(t / (1 − t)) is Flow-GRPO's, as `SDERollout` draws it; its factor a falls out. A step that explores much counts much. K·W
+    σ(t) = a √(t / (1 − t)) is Flow-GRPO's, as `SDERollout` draws it; its factor a falls out. A step that
+    explores much counts much. K·W
     has columns of mean 1. Budgets are kept; the columns are not equal, by design.
 
     Reference: He et al., "TempFlow-GRPO: When timing matters for GRPO in flow models", 2025 (arXiv 2508.04324),
