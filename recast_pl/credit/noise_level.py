@@ -12,7 +12,7 @@ class NoiseLevel(CreditStrategy):
     """W = λ/Σλ ⊗ w/Σw with w_j = σ(t_j) √(t_j − t_{j+1}), the noise that step j puts in.
 
     σ(t) = a √(t / (1 − t)) is Flow-GRPO's, as `SDERollout` draws it; its factor a falls out. A step that
-    explores much counts much. K·W has columns of mean 1. Budgets are kept; the columns are not equal, by design.
+    explores much counts much. K·W has columns of mean 1. Budgets are kept; columns differ, by design.
 
     Reference: He et al., "TempFlow-GRPO: When timing matters for GRPO in flow models", 2025 (arXiv 2508.04324),
     for the weight; Liu et al., "Flow-GRPO", 2025 (arXiv 2505.05470), for σ. The paper's other parts, branching
