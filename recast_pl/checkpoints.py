@@ -170,6 +170,22 @@ class Checkpoints(Checkpoint):
                 f"Stopped; iteration {self.saved} is saved. To go on: --ckpt_path {self.place / LAST}"
             )
 
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Tells Lightning's loops where the run stands; what they had counted themselves is put aside.
+
+        Resumed from the last batch of an epoch, they skip one of their counts, and resumed once more they would
+        train an epoch too many.
+        """
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        if trainer.state.fn == "fit" and hasattr(data, "iterations_per_epoch"):
+            set_position(
+                checkpoint["loops"]["fit_loop"],
+                iteration=int(checkpoint["iteration"]),
+                iterations_per_epoch=data.iterations_per_epoch,
+            )
+
     def _save(self, trainer: pl.Trainer, iteration: int) -> None:
         trainer.save_checkpoint(self.place / LAST, weights_only=False)
         self.saved = iteration
@@ -195,6 +211,29 @@ class Checkpoints(Checkpoint):
             raise KeyboardInterrupt
         self._asked_to_stop = True
         rank_zero_info("\nCtrl-C: the run stops after this iteration, with a checkpoint. Once more: at once.")
+
+
+def set_position(fit_loop: dict[str, Any], *, iteration: int, iterations_per_epoch: int) -> None:
+    """Writes into the state of Lightning's `fit_loop` that `iteration` batches are over, the last one just now.
+
+    At the end of an epoch this says that the epoch is over, and not that its evaluation is still to come.
+    """
+    if iteration == 0:
+        return
+    epoch = (iteration - 1) // iterations_per_epoch
+    batch = iteration - epoch * iterations_per_epoch  # 1 to iterations_per_epoch
+    for scope in ("total", "current"):
+        fit_loop["epoch_progress"][scope] |= {
+            **dict.fromkeys(("ready", "started"), epoch + 1),
+            **dict.fromkeys(("processed", "completed"), epoch),
+        }
+    for scope, count in (("total", iteration), ("current", batch)):
+        fit_loop["epoch_loop.batch_progress"][scope] |= {
+            **dict.fromkeys(("ready", "started", "processed"), count),
+            "completed": count - 1,
+        }
+    fit_loop["epoch_loop.batch_progress"]["is_last_batch"] = batch == iterations_per_epoch
+    fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] = iteration - 1
 
 
 def _iteration_of(module: pl.LightningModule) -> int:

@@ -95,35 +95,56 @@ def recast():
 REWARDS = {"near": Near(0.5), "far": Near(-0.4)}
 
 
-class StopAfter(Checkpoints):
-    """Ends a run after so many iterations, as Ctrl-C does."""
+class Stop(Checkpoints):
+    """Ends a run as Ctrl-C does after so many iterations, or as a kill does at an epoch's end; counts steps."""
 
-    def __init__(self, iterations, **rest):
+    def __init__(self, *, after=None, epoch=None, **rest):
         super().__init__(**rest)
-        self.iterations = iterations
+        self.after, self.epoch, self.steps = after, epoch, []
+
+    def on_train_batch_start(self, trainer, pl_module, *rest):
+        super().on_train_batch_start(trainer, pl_module, *rest)
+        self.steps.append((pl_module.iteration, trainer.fit_loop.epoch_loop._batches_that_stepped))
 
     def on_train_batch_end(self, trainer, pl_module, *rest):
-        self._asked_to_stop = pl_module.iteration == self.iterations
+        self._asked_to_stop = pl_module.iteration == self.after
         super().on_train_batch_end(trainer, pl_module, *rest)
 
+    def on_train_epoch_end(self, trainer, pl_module):
+        super().on_train_epoch_end(trainer, pl_module)
+        if trainer.current_epoch == self.epoch:
+            raise KeyboardInterrupt
 
-@pytest.mark.parametrize("stopped_after", [1, 5, 7, 10, 14])  # epochs have 5 iterations
-def test_a_run_stopped_anywhere_and_resumed_is_the_whole_run(tmp_path, stopped_after):
-    whole = Checkpoints(folder=str(tmp_path / "whole"))
-    module, trainer = train(REWARDS, epochs=3, folder=tmp_path, credit=recast(), callbacks=[whole])
-    stop = StopAfter(stopped_after, folder=str(tmp_path / "part"))
-    with pytest.raises(SystemExit):
-        train(REWARDS, epochs=3, folder=tmp_path, credit=recast(), callbacks=[stop])
-    saved = torch.load(tmp_path / "part" / LAST, weights_only=True)
-    assert saved["iteration"] == stopped_after
-    rest = Checkpoints(folder=str(tmp_path / "rest"))
+
+@pytest.mark.parametrize(
+    "stops",
+    [
+        [{"after": 1}], [{"after": 7}], [{"after": 14}],
+        [{"after": 5}, {"after": 10}],  # both the last of their epochs
+        [{"epoch": 0}, {"epoch": 1}],
+        [{"after": 4}, {"after": 5}, {"after": 6}, {"epoch": 1}, {"after": 14}],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_run_stopped_anywhere_and_resumed_is_the_whole_run(tmp_path, stops):
+    whole = Stop(folder=str(tmp_path / "whole"))
+    module, _ = train(REWARDS, epochs=3, folder=tmp_path, credit=recast(), callbacks=[whole])
+    part, steps = tmp_path / "part", []
+    for stop in stops:
+        callback = Stop(folder=str(part), **stop)
+        resume = part / LAST if (part / LAST).exists() else None
+        arguments = {"folder": tmp_path, "credit": recast(), "callbacks": [callback], "resume": resume}
+        with pytest.raises(SystemExit):
+            train(REWARDS, epochs=3, **arguments)
+        steps += callback.steps
+    rest = Stop(folder=str(part))
     resumed, again = train(
-        REWARDS, epochs=3, folder=tmp_path, credit=recast(), callbacks=[rest], resume=tmp_path / "part" / LAST
+        REWARDS, epochs=3, folder=tmp_path, credit=recast(), callbacks=[rest], resume=part / LAST
     )
     assert (resumed.iteration, again.current_epoch, again.global_step) == (15, 3, 15)
-    assert trainer.global_step == 15
     assert theta(resumed) == theta(module)
-    one, other = (torch.load(tmp_path / name / LAST, weights_only=True) for name in ("whole", "rest"))
+    assert steps + rest.steps == whole.steps == [(step, step) for step in range(15)]
+    one, other = (torch.load(folder / LAST, weights_only=True) for folder in (tmp_path / "whole", part))
     assert not differences(one, other)
 
 

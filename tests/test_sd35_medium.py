@@ -11,7 +11,7 @@ from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file
 
 from recast_pl.policy import SD3Policy
-from recast_pl.policy.adapters import AdapterPair
+from recast_pl.policy.adapters import Adapters
 from recast_pl.policy.sd3 import ATTENTION_PROJECTIONS
 
 MEDIUM = {
@@ -36,7 +36,7 @@ WIDTH, HEAD, RANK = 24 * 64, 64, 32
 def adapted(targets):
     with torch.device("meta"):
         denoiser = torch.nn.Module.to(SD3Transformer2DModel(**MEDIUM), torch.bfloat16)
-        return denoiser, AdapterPair(denoiser, rank=RANK, alpha=2 * RANK, targets=targets, seed=0)
+        return denoiser, Adapters(denoiser, rank=RANK, alpha=2 * RANK, targets=targets, seed=0)
 
 
 @pytest.fixture(scope="module")
