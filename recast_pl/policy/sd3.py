@@ -117,6 +117,8 @@ class SD3Policy(Policy):
 
     def adopt(self, pipeline: "StableDiffusion3Pipeline", *, seed: int) -> None:
         """Takes a pipeline as its own: freezes it and adds what is trained; adapters are drawn by `seed`."""
+        from recast_pl.policy.lean import use_lean_layers
+
         pipeline.set_progress_bar_config(disable=True)
         for frozen in (pipeline.vae, *self._encoders_of(pipeline)):
             frozen.eval().requires_grad_(False)
@@ -130,6 +132,7 @@ class SD3Policy(Policy):
         if self.gradient_checkpointing:
             self.denoiser.enable_gradient_checkpointing()
         self._adapters = self._trained_weights(seed)
+        use_lean_layers(self.denoiser)
         if self.compile_backend is not None:
             self._compile(self.compile_backend)
         self._pipeline = pipeline
