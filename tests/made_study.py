@@ -72,7 +72,9 @@ def draw(folder, count, *, seed):
     (folder / "pictures.jsonl").write_text("".join(lines))
 
 
-def failure(cells, seed, *, setting="a", reason="`fit` ended with status 1", tail="ValueError: no such <thing>"):
+def failure(
+    cells, seed, *, setting="a", reason="`fit` ended with status 1", tail="ValueError: no such <thing>"
+):
     return Failure(
         setting=setting, cells=cells, seed=seed, digest="0" * 16, stage="fit", reason=reason, tail=tail
     )

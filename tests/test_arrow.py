@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "update": {"types", "noise"},
     "credit": {"types", "noise", "rollout", "figures", "module"},  # the callback sets the module's W
     "evaluation": {"types", "clock", "policy", "rewards"},
+    "study": set(),  # it starts processes and reads files
     "export": {"types", "assets", "policy", "credit", "checkpoints", "module"},
 }
 

@@ -30,6 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
     report = verbs.add_parser("report", help="tables and figures of what is finished")
     report.add_argument("folder", type=Path, help="the study's folder")
     report.add_argument("--output", type=Path, help="where to; without it FOLDER/report")
+    report.add_argument(
+        "--compare", metavar="AXIS=BASELINE", help="rows and what they are held against, instead of the study's"
+    )
     given = parser.parse_args(arguments)
     try:
         return _run(given) if given.verb == "run" else _report(given)
@@ -70,7 +73,8 @@ def _overruled(study: Study, given: argparse.Namespace) -> Study:
 def _report(given: argparse.Namespace) -> int:
     from recast_pl.study.report import write_report  # draws, which `run` need not wait for
 
-    for path in write_report(given.folder, given.output or given.folder / "report"):
+    output = given.output or given.folder / "report"
+    for path in write_report(given.folder, output, compare=given.compare):
         print(path)
     return 0
 

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,22 @@ class Plan:
     axis: str  # whose cells are compared
     baseline: str
     runs: tuple[dict[str, Any], ...]  # setting, cells, seed of each run, in the study file's order
+
+    def comparing(self, axis: str, baseline: str) -> "Plan":
+        """The same runs, compared along another axis.
+
+        Raises:
+            ValueError: where a setting has no such axis or cell.
+        """
+        for setting in dict.fromkeys(run["setting"] for run in self.runs):
+            own = [run["cells"] for run in self.runs if run["setting"] == setting]
+            if axis not in own[0]:
+                raise ValueError(f"compare: {setting} has no axis {axis!r}; it has {', '.join(own[0])}")
+            if baseline not in (there := list(dict.fromkeys(cells[axis] for cells in own))):
+                raise ValueError(
+                    f"compare: {baseline!r} is no cell of {axis}; expected one of {', '.join(there)}"
+                )
+        return replace(self, axis=axis, baseline=baseline)
 
 
 class RunFolder:

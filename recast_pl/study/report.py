@@ -1,6 +1,7 @@
 """A study's report: tables with their uncertainty, figures, files for further work."""
 
 import re
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
@@ -47,17 +48,20 @@ DETECTABLE = (
 )
 
 
-def write_report(folder: Path, output: Path) -> list[Path]:
+def write_report(folder: Path, output: Path, *, compare: str | None = None) -> list[Path]:
     """Writes `report.md` with its figures, `report.html`, `runs.csv` and `comparisons.csv`.
 
     Args:
         folder: the study's.
         output: where to; made where it is not there.
+        compare: `AXIS=BASELINE`, another axis or baseline than the study's own.
 
     Raises:
-        ValueError: where `folder` is no study's.
+        ValueError: where `folder` is no study's, or `compare` names nothing in it.
     """
     study = collect(folder)
+    if compare is not None:
+        study = replace(study, plan=study.plan.comparing(*compare.partition("=")[::2]))
     output.mkdir(parents=True, exist_ok=True)
     tables = [table for table in all_comparisons(study.plan, study.results) if table.group.results]
     blocks = _Writer(study, output).blocks(tables)
