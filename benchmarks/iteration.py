@@ -32,8 +32,8 @@ from recast_pl.prompts import PromptData
 from recast_pl.types import PromptBatch
 from recast_pl.update import trainable_steps
 
-# relative to 1, or to the loss where that is larger: the quickstart's is about 27, of which float32 resolves 2e-6,
-# and a picture that rounds to another grey level moves the JPEG reward by a byte or more
+# relative to 1, or to the loss where that is larger: the quickstart's is about 27, of which float32 resolves
+# 2e-6, and a picture that rounds to another grey level moves the JPEG reward by a byte or more
 LOSS_TOLERANCE = 1e-5
 # relative; the gradient sums terms of both signs
 NORM_TOLERANCE = 1e-3

@@ -71,7 +71,8 @@ class _AdaptedLinear(torch.autograd.Function):
 def _by_sum(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float) -> Tensor:
     combined, tokens = torch.addmm(weight, up, down, alpha=scale).T, x.flatten(0, -2)
     product = tokens @ combined if bias is None else torch.addmm(bias, tokens, combined)
-    return product.unflatten(0, x.shape[:-1])
+    result: Tensor = product.unflatten(0, x.shape[:-1])
+    return result
 
 
 def adapted_linear(

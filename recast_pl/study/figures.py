@@ -174,7 +174,7 @@ def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def differences_figure(table: Comparisons, axis: str, baseline: str, styles: Mapping[str, Style]) -> Figure:
-    """Each strategy less the baseline within seeds: single seeds, means and intervals, over a reward's spread."""
+    """Each strategy less the baseline within seeds: seeds, means and intervals, over a reward's spread."""
     rows = [metric for metric in table.metrics if metric.kind != "judge"]
     rivals = [strategy for strategy in table.strategies if strategy != baseline]
     figure = Figure(figsize=(6.6, 0.9 + 0.24 * len(rows) * (len(rivals) + 0.6)), layout="constrained")

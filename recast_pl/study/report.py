@@ -34,16 +34,16 @@ WIN, LOSS, ROBUST = "▲", "▼", "†"
 DPI = 130
 
 HOW_TO_READ = (
-    "Numbers are means over seeds ± the half width of their 95 % interval (Student). The second line of a cell "
-    "is the difference from {baseline}, paired by seed (same prompts, same noises), with its own 95 % interval: "
+    "Numbers are means over seeds ± the half width of their 95 % interval (Student). The second line of a "
+    "cell is the difference from {baseline}, paired by seed (same prompts, same noises), with its own 95 % interval: "
     f"{WIN} and {LOSS} stand only where that interval excludes zero, {ROBUST} where the difference also "
     "holds against all comparisons of this report together (Holm). The mean gain is the change from before "
     "training, over the spread of single pictures, averaged over the rewards. Scores are on held-out prompts, "
     "and more is better. Judges were not trained on."
 )
 DETECTABLE = (
-    "What could have been seen: the true difference from {baseline} that this many seeds show with a chance of "
-    "80 %, by the spread of the differences between seeds. A smaller one may be there unseen. In brackets: over "
+    "What could have been seen: the true difference from {baseline} that this many seeds show with a chance "
+    "of 80 %, by the spread of the differences between seeds. A smaller one may be there unseen. In brackets: over "
     "the spread of single pictures before training."
 )
 
@@ -184,8 +184,8 @@ class _Writer:
             return []
         figure = differences_figure(table, self.axis, self.baseline, self.styles)
         caption = (
-            f"{table.group.title}: difference from {self.baseline} within seeds, in spreads of single pictures. "
-            "Points and bars: mean and 95 % interval; strokes: single seeds."
+            f"{table.group.title}: difference from {self.baseline} within seeds, in spreads of single "
+            "pictures. Points and bars: mean and 95 % interval; strokes: single seeds."
         )
         return [self._picture(figure, f"differences {table.group.title}", caption)]
 
@@ -199,8 +199,8 @@ class _Writer:
             else ""
         )
         caption = (
-            f"{setting}: pairs of rewards after training. Points are means over seeds with their standard errors, "
-            "lines join each strategy's points that none of its others beats in both."
+            f"{setting}: pairs of rewards after training. Points are means over seeds with their standard "
+            "errors, lines join each strategy's points that none of its others beats in both."
             + (f" Numbers: {told}." if told else "")
         )
         return [self._picture(pareto_figure(results, self.axis, self.styles), f"pareto {setting}", caption)]

@@ -1,4 +1,4 @@
-"""Runs a study: each run as processes of the real command line, several at a time, resumed where they stopped."""
+"""Runs a study: processes of the real command line, several at a time, resumed where they stopped."""
 
 import fcntl
 import json
@@ -272,7 +272,8 @@ class Runner:
     def _last_words(self) -> None:
         if self.interrupts:
             self.say(
-                f"Stopped: {len(self.finished)} of {self.total} runs are finished. The same command goes on from here."
+                f"Stopped: {len(self.finished)} of {self.total} runs are finished. "
+                "The same command goes on from here."
             )
         for failure in self.failures:
             self.say(f"FAILED {failure.name} ({failure.reason}):\n{failure.tail}")
