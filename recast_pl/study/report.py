@@ -35,16 +35,16 @@ DPI = 130
 
 HOW_TO_READ = (
     "Numbers are means over seeds ± the half width of their 95 % interval (Student). The second line of a "
-    "cell is the difference from {baseline}, paired by seed (same prompts, same noises), with its own 95 % interval: "
-    f"{WIN} and {LOSS} stand only where that interval excludes zero, {ROBUST} where the difference also "
+    "cell is the difference from {baseline}, paired by seed (same prompts, same noises), with its own 95 % "
+    f"interval: {WIN} and {LOSS} stand only where that interval excludes zero, {ROBUST} where the difference also "
     "holds against all comparisons of this report together (Holm). The mean gain is the change from before "
     "training, over the spread of single pictures, averaged over the rewards. Scores are on held-out prompts, "
     "and more is better. Judges were not trained on."
 )
 DETECTABLE = (
     "What could have been seen: the true difference from {baseline} that this many seeds show with a chance "
-    "of 80 %, by the spread of the differences between seeds. A smaller one may be there unseen. In brackets: over "
-    "the spread of single pictures before training."
+    "of 80 %, by the spread of the differences between seeds. A smaller one may be there unseen. In brackets: "
+    "over the spread of single pictures before training."
 )
 
 
