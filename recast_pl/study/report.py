@@ -36,7 +36,7 @@ DPI = 130
 HOW_TO_READ = (
     "Numbers are means over seeds ± the half width of their 95 % interval (Student). The second line of a "
     "cell is the difference from {baseline}, paired by seed (same prompts, same noises), with its own 95 % "
-    f"interval: {WIN} and {LOSS} stand only where that interval excludes zero, {ROBUST} where the difference also "
+    f"interval: {WIN} and {LOSS} stand only where that excludes zero, {ROBUST} where the difference also "
     "holds against all comparisons of this report together (Holm). The mean gain is the change from before "
     "training, over the spread of single pictures, averaged over the rewards. Scores are on held-out prompts, "
     "and more is better. Judges were not trained on."
