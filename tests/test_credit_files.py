@@ -87,7 +87,7 @@ def test_profiles_from_a_file_give_the_same_divergences(tmp_path):
 @pytest.mark.parametrize(
     ("names", "levels", "message"),
     [
-        (("a", "c"), FEW_LEVELS, "rewards a, b, this run's are a, c"),
+        (("a", "c"), FEW_LEVELS, "no density ratios of c"),
         (("a", "b"), LEVELS, "noise levels.*this run's are"),
     ],
 )
@@ -110,6 +110,14 @@ def test_a_profile_on_file_gives_the_W_that_it_gave(tmp_path):
         again.observe(probe)
     assert 0 < strategy.profile.signal_R.min() < 1
     assert torch.equal(strategy.table(names, budgets, LEVELS), again.table(names, budgets, LEVELS))
+    # of one reward alone, its own row; of one that was not measured, nothing
+    alone = Gaussian(rewards={"wave": lambda x0: torch.sin(4 * x0.double())})
+    one = ReCAST(estimator=FromFile(path=str(tmp_path / "profiles.npz")))
+    one.observe(alone.probe(samples=16))
+    assert torch.equal(one.profile.divergence_RK[0], strategy.profile.divergence_RK[1])
+    other = Gaussian(rewards={"tide": lambda x0: x0})
+    with pytest.raises(ValueError, match="no evidence on tide; it is of linear, wave"):
+        ReCAST(estimator=FromFile(path=str(tmp_path / "profiles.npz"))).observe(other.probe(samples=16))
     with pytest.raises(
         ValueError, match=r"init_args\.clip: the evidence in .* is of clip 5\.0, this run's is 3"
     ):

@@ -7,7 +7,7 @@ Shape suffixes: R rewards, K denoising steps (column j belongs to the step's des
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -64,6 +64,19 @@ class Evidence:
             reward_calls=reward_calls,
             seconds=seconds,
         )
+
+    def about(self, names: tuple[str, ...]) -> "Evidence":
+        """The rows of these rewards, in this order; a reward's row says nothing of the others.
+
+        Raises:
+            ValueError: where it has none of a reward; names what there is.
+        """
+        lacking = [name for name in names if name not in self.names]
+        if lacking:
+            raise ValueError(f"no evidence on {', '.join(lacking)}; it is of {', '.join(self.names)}")
+        rows = [self.names.index(name) for name in names]
+        tables = ("moments_RK", "errors_RK", "samples_RK", "units_RK")
+        return replace(self, names=names, **{table: getattr(self, table)[rows] for table in tables})
 
     def silent(self) -> tuple[str, ...]:
         """Rewards of which nothing is known at any level."""
@@ -154,6 +167,15 @@ def check_same(found: Any, names: tuple[str, ...], levels: Tensor, *, what: str)
         raise ValueError(
             f"{what} is of the rewards {', '.join(found.names)}, this run's are {', '.join(names)}"
         )
+    check_levels(found, levels, what=what)
+
+
+def check_levels(found: Any, levels: Tensor, *, what: str) -> None:
+    """Refuses a W, table or evidence of another schedule.
+
+    Raises:
+        ValueError: naming both.
+    """
     if found.levels.shape != levels.shape or not torch.allclose(
         found.levels.double(), levels.double(), atol=1e-4
     ):

@@ -6,12 +6,12 @@ import torch
 
 from recast_pl.credit import released
 from recast_pl.credit.estimators.base import ProfileEstimator, Tilt
-from recast_pl.credit.evidence import Evidence, check_same
+from recast_pl.credit.evidence import Evidence, check_levels
 from recast_pl.credit.probe import Probe
 
 
 class FromFile(ProfileEstimator):
-    """Profiles from an NPZ file of density ratios (`recast_pl profile` writes one).
+    """Profiles from an NPZ file of density ratios (`recast_pl profile` writes one); it may hold more rewards.
 
     A file of `profile` holds its evidence with errors, which gives the W that `profile` gave. Of any other file
     the density ratios are taken at their word, as the released code does.
@@ -49,9 +49,12 @@ class FromFile(ProfileEstimator):
             ValueError: for a file of other rewards or noise levels; names both.
         """
         file, names, levels = self.file, probe.experience.scores.names, probe.experience.rollout.levels
-        check_same(file, names, levels, what=str(self.path))
+        check_levels(file, levels, what=str(self.path))
         if file.measured is not None:
-            return file.measured.evidence
+            try:
+                return file.measured.evidence.about(names)
+            except ValueError as error:
+                raise ValueError(f"{self.path}: {error}") from error
         lacking = [name for name in names if name not in file.ratios]
         if lacking:
             raise ValueError(f"{self.path}: no density ratios of {', '.join(lacking)}")
