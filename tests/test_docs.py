@@ -49,6 +49,11 @@ def test_the_objective_trains(shown):
     assert theta(module) > 0.2
 
 
+def test_the_example_of_the_mathematics():
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "mathematics.md").read_text(encoding="utf-8"), re.S)
+    exec(block, {})
+
+
 def test_every_link_of_the_documentation_leads_somewhere():
     for path in [*DOCS.glob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CHANGELOG.md"]:
         for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
