@@ -1,6 +1,7 @@
 """The verb `memory` against what loaded policies take: saved tensors, the allocator's record, states."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -211,6 +212,7 @@ def reported(overlay, tmp_path_factory, pipeline_folder):
         run("memory", overlay, folder.parent, "--model.policy.init_args.pretrained", str(folder),
             "--trainer.accelerator", "gpu", "--trainer.devices", "3", "--trainer.precision", "16-mixed",
             "--model.policy.init_args.offload_text_encoders", "true",
+            "--model.policy.init_args.offload_vae", "true",
             "--model.micro_batch_size", "2")  # fmt: skip
     return budgets[0], folder.parent
 
@@ -242,7 +244,7 @@ def test_offloaded_encoders_stand_only_while_text_is_encoded(reported):
     budget, _ = reported
     assert budget.moments["text"] - budget.fixed.standing == budget.fixed.text_encoders > 0
     fixed, stored = budget.fixed, budget.stored
-    parts = fixed.denoiser + fixed.adapters + fixed.optimizer + fixed.vae
+    parts = fixed.denoiser + fixed.adapters + fixed.optimizer
     assert budget.fixed.standing == parts
     assert budget.moments["update"] == (
         parts
@@ -250,6 +252,16 @@ def test_offloaded_encoders_stand_only_while_text_is_encoded(reported):
         + (fixed.gradients + budget.passing.update.peak)
     )
     assert budget.peak == max(budget.moments.values())
+
+
+def test_an_offloaded_vae_stands_only_while_pictures_are_decoded(reported):
+    budget, _ = reported
+    standing = replace(budget, fixed=replace(budget.fixed, offload_vae=False))
+    vae = budget.fixed.vae
+    assert vae > 0
+    for moment, size in budget.moments.items():
+        assert standing.moments[moment] - size == (0 if moment == "decode" else vae)
+    assert f"{vae / 2**20:.3f} MiB visit to decode" in memory_table(budget)
 
 
 def test_the_table_says_what_was_counted(reported):

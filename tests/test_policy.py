@@ -244,3 +244,23 @@ def test_resolution_must_fit_the_patches(pipeline_folder):
     policy = SD3Policy(pretrained=str(pipeline_folder), resolution=17, max_sequence_length=1)
     with pytest.raises(ValueError, match="multiple of 4"):
         policy.load(seed=0)
+
+
+def test_offloaded_parts_are_sent_back_to_the_cpu_after_their_work(pipeline_folder, monkeypatch):
+    policy = SD3Policy(
+        pretrained=str(pipeline_folder), lora_rank=2, max_sequence_length=1,
+        offload_text_encoders=True, offload_vae=True,
+    )  # fmt: skip
+    policy.load(seed=0)
+    sent = []
+    for part in (*policy.text_encoders, policy.pipeline.vae):
+        move = part.to
+        monkeypatch.setattr(part, "to", lambda *a, part=part, move=move: (sent.append((part, *a)), move(*a))[1])
+    device, cpu = policy.device, "cpu"
+    policy.text(["a cat"])
+    policy.text(["a cat"])  # from the cache: nothing travels
+    encoders = policy.text_encoders
+    assert sent == [*((e, device) for e in encoders), *((e, cpu) for e in encoders)]
+    del sent[:]
+    policy.decode(torch.zeros(1, *policy.latent_shape))
+    assert sent == [(policy.pipeline.vae, device), (policy.pipeline.vae, cpu)]

@@ -71,6 +71,7 @@ class Fixed:
     full: bool  # whether they are the denoiser's own, not an adapter's
     averaged: bool  # whether there is an average of them
     offload: bool  # whether text encoders wait on the CPU
+    offload_vae: bool  # whether the VAE does
     denoiser: int  # what is frozen of it
     adapters: int  # what is trained, and its copies for other roles
     waiting: int  # copies that are kept on the CPU instead; each visits the device while it is in use
@@ -84,7 +85,8 @@ class Fixed:
     def standing(self) -> int:
         """What is there all the time."""
         encoders = 0 if self.offload else self.text_encoders
-        return self.denoiser + self.adapters + self.optimizer + encoders + self.vae
+        vae = 0 if self.offload_vae else self.vae
+        return self.denoiser + self.adapters + self.optimizer + encoders + vae
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,7 @@ class Budget:
         return {
             "text": fixed.standing + (fixed.text_encoders if fixed.offload else 0),
             "rollout": before_last + passing.rollout,
-            "decode": before_last + passing.decode,
+            "decode": before_last + passing.decode + (fixed.vae if fixed.offload_vae else 0),
             "rewards": fixed.standing + stored.total + stored.pictures,  # while parts are joined
             "update": fixed.standing + stored.total + fixed.gradients + passing.update.peak,
             "step": fixed.standing + stored.total + fixed.gradients + fixed.step,

@@ -70,6 +70,7 @@ def fixed_memory(module: ReCASTModule, sketch: Sketch, *, processes: int) -> Fix
         full=isinstance(weights, FullWeights),
         averaged=policy.averaged,
         offload=policy.offload_text_encoders,
+        offload_vae=policy.offload_vae,
         denoiser=module_bytes(policy.denoiser) - stored_bytes(own),
         adapters=stored_bytes((*trained, *weights.copies)) - waiting,
         waiting=waiting,

@@ -41,13 +41,14 @@ def _constant_lines(budget: Budget, unit: int) -> list[str]:
         if fixed.offload
         else "none of it with offload_text_encoders, but while new prompts are encoded"
     )
+    vae = f"{_size(fixed.vae, unit)} visit to decode" if fixed.offload_vae else ""
     return [
         "Stands through the run",
         _line("frozen denoiser", fixed.denoiser, unit, f"{fixed.parameters / 1e6:,.1f} M parameters"),
         _line(_trained_name(fixed), fixed.adapters, unit, f"{fixed.trained / 1e6:,.2f} M parameters each"),
         _line("optimiser state", fixed.optimizer, unit),
         _line("text encoders", 0 if fixed.offload else fixed.text_encoders, unit, encoders),
-        _line("VAE", fixed.vae, unit),
+        _line("VAE", 0 if fixed.offload_vae else fixed.vae, unit, vae),
         "Stored rollout",
         _line("latents", stored.latents, unit),
         *([_line("trajectories", stored.trajectories, unit)] if stored.trajectories else []),

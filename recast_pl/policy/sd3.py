@@ -53,6 +53,7 @@ class SD3Policy(Policy):
             compiled. The first iterations are slow: every role, with and without gradients, is compiled for
             itself.
         offload_text_encoders: text encoders wait on the CPU and visit the device for new prompts only.
+        offload_vae: the VAE waits on the CPU and visits the device to decode.
         text_cache_size: prompts whose embeddings are kept.
     """
 
@@ -71,6 +72,7 @@ class SD3Policy(Policy):
         gradient_checkpointing: bool = False,
         compile: str | None = None,
         offload_text_encoders: bool = False,
+        offload_vae: bool = False,
         text_cache_size: int = 2048,
     ) -> None:
         super().__init__()
@@ -96,7 +98,7 @@ class SD3Policy(Policy):
         self.resolution = resolution
         self.weights_dtype: torch.dtype = getattr(torch, weights_dtype)
         self.gradient_checkpointing, self.compile_backend = gradient_checkpointing, compile
-        self.offload_text_encoders = offload_text_encoders
+        self.offload_text_encoders, self.offload_vae = offload_text_encoders, offload_vae
         self.text_cache_size = text_cache_size
         self._pipeline: StableDiffusion3Pipeline | None = None
         self._adapters: Adapters | FullWeights | None = None
@@ -290,6 +292,8 @@ class SD3Policy(Policy):
         with torch.autocast(self.device.type, enabled=False):
             latents = x0_BCHW.float() / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
             decoded: Tensor = vae.decode(latents, return_dict=False)[0]
+        if self.offload_vae:
+            vae.to("cpu")
         return (decoded / 2 + 0.5).clamp(0, 1)
 
     @contextmanager
