@@ -256,8 +256,8 @@ def _write_numbers(panel: "Axes", numbers: Any, relative: Any, span: float) -> N
 
 
 def _panels(count: int) -> tuple[Figure, "list[Axes]"]:
-    """A grid of panels, three in a row."""
-    columns = min(3, count)
+    """A grid of panels, up to three in a row."""
+    columns = 2 if count == 4 else min(3, count)
     rows = ceil(count / columns)
     figure = Figure(figsize=(PANEL[0] * columns + 0.4, PANEL[1] * rows + 0.6), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
