@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -19,6 +19,7 @@ from recast_pl.checkpoints import Checkpoints
 from recast_pl.credit import CreditAssigner
 from recast_pl.evaluation import PictureWriter
 from recast_pl.memory import Hardware
+from recast_pl.messages import explained, print_error
 from recast_pl.module import ReCASTModule
 from recast_pl.prompts import PromptData
 from recast_pl.rewards import JudgeSuite, RewardSuite
@@ -27,8 +28,39 @@ from recast_pl.trainer import Trainer
 DEFAULT_SEED = 42
 
 
+class Parser(LightningArgumentParser):
+    """Lightning's, whose errors are a message and a hint instead of all its keys."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Ends with exit code 2."""
+        if not self.exit_on_error:  # a parser inside another's
+            super().error(message, ex)
+        parser = getattr(ex, "subcommand_parser", None) or self
+        keys = [action.dest for action in parser._actions]
+        program = parser.prog.replace(" [options]", "")
+        print_error(explained(message, keys), help_command=f"{program} --help", error=ex)
+        self.exit(2)
+
+
 class ReCASTCLI(LightningCLI):
-    """The command line; see the module."""
+    """The command line; see the module.
+
+    Args:
+        arguments: as LightningCLI's.
+        verb: the one whose keys are needed; None: all.
+        options: as LightningCLI's.
+    """
+
+    def __init__(self, *arguments: Any, verb: str | None = None, **options: Any) -> None:
+        self._verb = verb
+        super().__init__(*arguments, **options)
+
+    def _prepare_subcommand_parser(
+        self, klass: type, subcommand: str, **kwargs: Any
+    ) -> LightningArgumentParser:
+        if self._verb not in (None, subcommand):
+            return self.init_parser(**kwargs)  # listed in the overview, without its hundreds of keys
+        return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds the blocks that are always there, and the links between blocks."""
@@ -80,7 +112,7 @@ class ReCASTCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except ValueError as error:
-            self.parser.error(str(error))
+            self._parser(self.subcommand).error(str(error), error)
 
 
 def _seed(seed_everything: bool | int) -> int:
@@ -113,15 +145,19 @@ def quieten() -> None:
 def main(arguments: list[str] | None = None) -> ReCASTCLI:
     """Runs one verb: fit, validate, test, predict, profile, memory or export."""
     quieten()
+    first = next(iter(sys.argv[1:] if arguments is None else arguments), None)
     return ReCASTCLI(
         ReCASTModule,
         PromptData,
         args=arguments,
+        verb=first if first in ReCASTCLI.subcommands() else None,
+        parser_class=Parser,
         trainer_class=Trainer,
         seed_everything_default=DEFAULT_SEED,
         auto_configure_optimizers=False,
         save_config_kwargs={"overwrite": True},
-        parser_kwargs={"prog": "python -m recast_pl"},
+        # an abbreviated key would be a misspelt one that goes unnoticed
+        parser_kwargs={"prog": "python -m recast_pl", "allow_abbrev": False},
         trainer_defaults={
             # rollouts and cached text enter autograd, which inference tensors must not
             "inference_mode": False,

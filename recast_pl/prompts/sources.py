@@ -117,5 +117,8 @@ def existing(path: str) -> Path:
     """
     found = Path(path).expanduser()
     if not found.is_file():
-        raise ValueError(f"no prompt file {path!r} (looked in {found.absolute().parent})")
+        raise ValueError(
+            f"data.train or data.evaluation: no prompt file {path!r} (looked in {found.absolute().parent}); "
+            "init_args.path is relative to where the run is started"
+        )
     return found

@@ -4,14 +4,14 @@ Shape suffixes: B samples.
 """
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, distributed
 
 from recast_pl.rewards.base import Reward
 from recast_pl.rewards.http import RewardUnusable
@@ -109,9 +109,9 @@ class GuardedReward:
                 if not further or isinstance(error, RewardUnusable):
                     if self.on_failure == "raise":
                         raise RewardFailure(f"rewards.rewards.{self.name}: {error}") from error
-                    rank_zero_warn(f"the reward {self.name!r} failed and is masked: {error}")
+                    _warn_once_for_all(f"the reward {self.name!r} failed and is masked: {error}")
                     return torch.full((len(images),), torch.nan, device=images.device)
-                rank_zero_warn(f"the reward {self.name!r} failed and is asked again: {error}")
+                _warn_once_for_all(f"the reward {self.name!r} failed and is asked again: {error}")
             time.sleep(wait)
             wait, attempt = 2 * wait, lambda: self.waited(self.start(images, prompts))
         raise AssertionError("unreachable")
@@ -145,3 +145,9 @@ class GuardedReward:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._thread = None
+
+
+def _warn_once_for_all(message: str) -> None:
+    """By the first process alone; Lightning's own, which a reward's server would wait seconds for."""
+    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_rank()):
+        warnings.warn(message, UserWarning, stacklevel=3)

@@ -94,9 +94,11 @@ class RewardSuite:
             return dict.fromkeys(self.rewards, 1.0)
         unknown, missing = budgets.keys() - self.rewards.keys(), self.rewards.keys() - budgets.keys()
         if unknown or missing:
+            parts = [f"there is no reward {', '.join(sorted(unknown))}"] if unknown else []
+            parts += [f"lacks {', '.join(sorted(missing))}"] if missing else []
             raise ValueError(
-                f"rewards.budgets: names {sorted(unknown) or 'no reward'} that do not exist and lacks "
-                f"{sorted(missing) or 'none'}; the rewards are {', '.join(self.rewards)}"
+                f"rewards.budgets: {' and it '.join(parts)}; the rewards are {', '.join(self.rewards)}, each "
+                "with a budget of 0 or more"
             )
         for name, budget in budgets.items():
             if not (budget >= 0 and math.isfinite(budget)):
