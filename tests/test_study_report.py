@@ -13,6 +13,7 @@ from scipy import stats
 
 from recast_pl.study.__main__ import main
 from recast_pl.study.folder import collect
+from recast_pl.study.pictures import grid_figure, pictures_of
 from recast_pl.study.report import write_report
 from recast_pl.study.statistics import detectable_difference, front, holm, interval, paired_difference
 from recast_pl.study.tables import all_comparisons, by_seed, plus_minus
@@ -162,6 +163,15 @@ def test_a_report_s_files(tmp_path):
     rows = list(csv.DictReader(io.StringIO(paths[2].read_text(encoding="utf-8"))))
     assert len(rows) == 8 * 4  # two rewards, a judge, the mean gain
     assert float(rows[0]["change"]) == pytest.approx(0.62 - 0.5)
+
+
+def test_a_grid_has_prompts_above_and_strategies_beside(tmp_path):
+    for name in ("one", "other"):
+        made_study.draw(tmp_path / name / "pictures" / "iteration=00000", 2, seed=0)
+    figure = grid_figure({name: pictures_of(tmp_path / name, 0) for name in ("one", "other")})
+    titles = [axes.get_title().replace("\n", " ") for axes in figure.axes]
+    assert titles == ["prompt 0 of a scene with some words", "prompt 1 of a scene with some words", "", ""]
+    assert [axes.get_ylabel() for axes in figure.axes] == ["one", "", "other", ""]
 
 
 def test_without_a_finished_run_there_is_a_report_that_says_so(tmp_path):

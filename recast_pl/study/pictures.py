@@ -47,14 +47,14 @@ def grid_figure(rows: Mapping[str, Sequence[Shown]]) -> Figure | None:
         return None
     figure = Figure(figsize=(0.9 + 1.25 * len(shared), 0.7 + 1.25 * len(rows)), layout="constrained")
     axes = figure.subplots(len(rows), len(shared), squeeze=False)
-    for line, (name, pictures) in zip(axes, rows.items(), strict=True):
+    for number, (line, (name, pictures)) in enumerate(zip(axes, rows.items(), strict=True)):
         for cell, place in zip(line, shared, strict=True):
             with Image.open(pictures[place].path) as image:
                 cell.imshow(image.convert("RGB"), interpolation="nearest")
             cell.set_xticks([])
             cell.set_yticks([])
             cell.spines[:].set_visible(False)
-            if line is axes[0]:
+            if number == 0:
                 cell.set_title(fill(pictures[place].prompt, 20), fontsize=6.5)
         line[0].set_ylabel(name, fontsize=9)
     return figure
