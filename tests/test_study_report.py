@@ -155,7 +155,7 @@ def test_a_report_s_files(tmp_path):
     for name in shown:
         assert imread(output / name).shape[1] > 400
     (row,) = [line for line in text.splitlines() if line.startswith("| good | 4 |")]
-    assert "<br>▲ †+0.3000 ± 0.0049 |" in row
+    assert "<br>▲ †+0.3000 ± 0.0050 |" in row
     page = _References()
     page.feed(paths[1].read_text(encoding="utf-8"))
     assert len(page.found) == 5
