@@ -95,15 +95,21 @@ def figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Time and memory over each of the three."""
     from matplotlib.figure import Figure
 
+    from recast_pl.palette import COLOURS
+    from recast_pl.study.figures import MARKERS
+
+    stages = ("iteration", "rollout", "rewards", "update")
     drawn = Figure(figsize=(9, 5), layout="constrained")
     axes = drawn.subplots(2, 3, sharey="row")
     for column, series in enumerate(SERIES):
         own = [row for row in rows if row["varied"] == series]
         values = [row["value"] for row in own]
-        for stage in ("iteration", "rollout", "rewards", "update"):
-            axes[0, column].plot(values, [row[stage] for row in own], marker="o", label=stage)
+        for stage, colour, marker in zip(stages, COLOURS, MARKERS, strict=False):
+            axes[0, column].plot(values, [row[stage] for row in own], marker=marker, color=colour, label=stage)
         axes[1, column].plot(values, [row["memory"] for row in own], marker="o", color="black")
-        axes[1, column].set_xlabel(series)
+        axes[1, column].set_xlabel(
+            {"samples": "samples an iteration", "steps": "denoising steps"}.get(series, series)
+        )
         for axis in axes[:, column]:
             axis.set_xticks(values)
             axis.set_ylim(bottom=0)

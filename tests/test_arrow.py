@@ -27,9 +27,10 @@ MAY_IMPORT = {
     "advantages": {"types"},
     "objectives": {"types", "rollout"},
     "update": {"types", "noise"},
-    "credit": {"types", "noise", "rollout", "figures", "module"},  # the callback sets the module's W
+    "credit": {"types", "noise", "rollout", "figures", "palette", "module"},  # the callback sets the module's W
     "evaluation": {"types", "clock", "policy", "rewards"},
-    "study": set(),  # it starts processes and reads files
+    "palette": set(),
+    "study": {"palette"},  # it starts processes and reads files
     "export": {"types", "assets", "policy", "credit", "checkpoints", "module"},
 }
 

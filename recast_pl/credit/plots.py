@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from recast_pl.credit.profile import Profile
+from recast_pl.palette import reward_colour
 from recast_pl.types import Weights
 
 if TYPE_CHECKING:
@@ -97,16 +98,18 @@ def profile_figure(profile: Profile) -> "Figure":
         scale = total if total > 0 else 1.0
         curve = torch.cat([zero, profile.monotone_RK[row]]) / scale
         told = "" if name not in profile.undetected else ", not told from noise"
-        (line,) = axes.plot(levels, curve.tolist(), label=f"{name} (D = {total:.3g}{told})", linewidth=1.8)
+        colour = reward_colour(row)
+        label = f"{name} (D = {total:.3g}{told})"
+        axes.plot(levels, curve.tolist(), label=label, color=colour, linewidth=1.8)
         known = profile.errors_RK[row].isfinite()
         raw = torch.where(known, profile.divergence_RK[row], torch.nan) / scale
         error = torch.where(known, profile.errors_RK[row], torch.nan) / scale
-        axes.plot(levels[1:], raw.tolist(), "o", color=line.get_color(), markersize=3.5)
+        axes.plot(levels[1:], raw.tolist(), "o", color=colour, markersize=3.5)
         axes.fill_between(
             levels[1:],
             (raw - 2 * error).tolist(),
             (raw + 2 * error).tolist(),
-            color=line.get_color(),
+            color=colour,
             alpha=0.15,
             linewidth=0,
         )

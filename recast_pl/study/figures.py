@@ -1,7 +1,6 @@
 """A study's figures. A strategy has the same colour, marker and line in all of them.
 
-Colours are those of Okabe and Ito, "Color universal design", 2008, that stand out on white; markers and lines
-tell strategies apart without them.
+Markers and lines tell strategies apart without colours.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
+from recast_pl.palette import COLOURS
 from recast_pl.study.record import Result
 from recast_pl.study.statistics import front, interval
 from recast_pl.study.tables import Comparisons, Metric, by_seed
@@ -21,7 +21,6 @@ from recast_pl.study.tables import Comparisons, Metric, by_seed
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES: tuple[Any, ...] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1)))
 LARGEST = 8.0  # ratio of W to its row's mean that has its own colour
