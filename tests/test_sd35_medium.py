@@ -1,6 +1,6 @@
 """SD3.5-Medium's own shape, on the meta device: which layers are adapted, and what there is to count.
 
-The shape is that of stabilityai/stable-diffusion-3.5-medium's transformer/config.json, as the benchmark of a GPU
+The shape is that of stabilityai/stable-diffusion-3.5-medium's transformer/config.json, as the benchmark of GPUs
 has it; what it comes to is counted by hand.
 """
 
