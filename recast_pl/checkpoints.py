@@ -86,6 +86,26 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return checkpoint
 
 
+def check_named(ckpt_path: str | None, *, verb: str) -> None:
+    """That what `--ckpt_path` names can be a checkpoint, before any weight is loaded.
+
+    Raises:
+        ValueError: for a file that is not there, a folder, `last` where a verb has no run to go on with, and
+            `best`, for no run has one.
+    """
+    if ckpt_path is None or "://" in ckpt_path or ckpt_path == "hpc":
+        return
+    if ckpt_path == "best" or (ckpt_path == "last" and verb != "fit"):
+        raise ValueError(f"--ckpt_path: `{verb}` knows no {ckpt_path!r} checkpoint; name the file")
+    path = Path(ckpt_path).absolute()
+    if ckpt_path == "last" or path.is_file():
+        return
+    folder = path if path.is_dir() else path.parent
+    found = sorted(folder.rglob("*.ckpt"), key=lambda file: file.stat().st_mtime)[-1:] if folder.is_dir() else []
+    what = f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
+    raise ValueError("--ckpt_path: " + what + "".join(f"; the newest below {folder} is {file}" for file in found))
+
+
 class Checkpoints(Checkpoint):
     """Writes `last.ckpt` as a run goes on, and lets Ctrl-C end it between two iterations.
 
@@ -123,6 +143,29 @@ class Checkpoints(Checkpoint):
         """Has checkpoints written and read by `AtomicCheckpointIO`, unless the user has chosen another way."""
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+
+    def place_for(self, trainer: pl.Trainer) -> Path:
+        """Where this run's checkpoints lie; asked for on every process, for the run's folder is broadcast."""
+        return Path(self.folder or Path(trainer.log_dir or ".") / "checkpoints")
+
+    def start(self, trainer: pl.Trainer, ckpt_path: str | None) -> str | None:
+        """The checkpoint that a `fit` begins with; `last` is that of its own folder, if there is one.
+
+        Raises:
+            ValueError: where the folder holds another run's checkpoint, which this one would write over.
+        """
+        last = self.place_for(trainer) / LAST
+        if ckpt_path == "last":
+            if last.exists():
+                return str(last)
+            rank_zero_info(f"--ckpt_path last: there is no {last} yet, so this run begins at its beginning.")
+            return None
+        if ckpt_path is None and last.exists():
+            raise ValueError(
+                f"{last} is another run's, and would be written over: go on from it with --ckpt_path last, or "
+                "name another folder (trainer.logger's `version` or `name`, or checkpoint.folder)"
+            )
+        return ckpt_path
 
     # ------------------------------------------------------------------ when
 
@@ -195,8 +238,7 @@ class Checkpoints(Checkpoint):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Takes Ctrl-C over; only a main thread may."""
         self._between, self._asked_to_stop, self.saved = True, False, None
-        # asked for on every process, for it is broadcast
-        self.place = Path(self.folder or Path(trainer.log_dir or ".") / "checkpoints")
+        self.place = self.place_for(trainer)
         if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGINT, self._on_interrupt)
 

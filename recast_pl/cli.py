@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from recast_pl.callbacks import EvaluationReport, SampleGrid
-from recast_pl.checkpoints import Checkpoints
+from recast_pl.checkpoints import Checkpoints, check_named
 from recast_pl.credit import CreditAssigner
 from recast_pl.evaluation import PictureWriter
 from recast_pl.memory import Hardware
@@ -110,9 +110,17 @@ class ReCASTCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Builds all objects; what their constructors refuse is a usage error, not a traceback."""
         try:
+            check_named(self._get(self.config, "ckpt_path"), verb=self.subcommand)
             super().instantiate_classes()
         except ValueError as error:
             self._parser(self.subcommand).error(str(error), error)
+
+    def before_fit(self) -> None:
+        """Finds the checkpoint to begin with."""
+        options = self.config_init[self.subcommand]
+        for callback in self.trainer.checkpoint_callbacks:
+            if isinstance(callback, Checkpoints):
+                options["ckpt_path"] = callback.start(self.trainer, options["ckpt_path"])
 
 
 def _seed(seed_everything: bool | int) -> int:

@@ -97,7 +97,7 @@ def explained(message: str, keys: Iterable[str]) -> str:
     if found:
         key = found[1] or found[2]
         return f"{key}: no such key{_closest_key(key, keys)}"
-    if said := _argument_type(message):
+    if said := _required(message) or _argument_type(message):
         return said
     key = (re.search(r'Parser key "([^"]+)"', message) or ["", ""])[1]
     for line in (_argument, _class_path, _bare_name):
@@ -116,6 +116,16 @@ def _closest_key(key: str, keys: Iterable[str]) -> str:
         if above not in parts:
             return closest(above, (part for part in parts if part.count(".") == depth))
     return ""
+
+
+def _required(message: str) -> str | None:
+    """About keys without a value; the verb before them is left out."""
+    found = re.search(r"arguments are required: (.+)", message)
+    if not found:
+        return None
+    missing = [key.strip().partition(".")[2] or key.strip() for key in found[1].split(",")]
+    hint = "; a file that has them: --config configs/quickstart.yaml" if "model.policy" in missing else ""
+    return f"no value for {', '.join(missing)}{hint}"
 
 
 def _argument_type(message: str) -> str | None:

@@ -8,6 +8,7 @@ import pytest
 from command_line import QUICKSTART
 
 from recast_pl.__main__ import VERBS, main
+from recast_pl.checkpoints import AtomicCheckpointIO
 from recast_pl.messages import refusal
 
 LIGHT = "import sys; {}; print(sorted({{m.split('.')[0] for m in sys.modules}} & {{{}}}))"
@@ -92,12 +93,47 @@ PROMPTS = '{"class_path": "TextFile", "init_args": {"path": "nowhere.txt"}}'
         ),
         (["--data.train", PROMPTS], "no prompt file 'nowhere.txt'"),
         (["--model.policy.init_args.pretrained", "./no/folder"], "model.policy.init_args.pretrained"),
-        (["--ckpt_path", "nowhere.ckpt"], "nowhere.ckpt"),
     ],
 )
 def test_what_is_misspelt_or_impossible(overlay, words, said, capsys, tmp_path):
     common = ["--trainer.logger.init_args.save_dir", str(tmp_path)]
     assert said in refused(capsys, "fit", "--config", QUICKSTART, "--config", overlay, *common, *words)
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict", "profile", "export"])
+def test_a_checkpoint_that_is_not_there_is_missed_before_any_weight_is_loaded(verb, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("recast_pl.cli.ReCASTCLI.instantiate_trainer", lambda cli: pytest.fail("late"))
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.ckpt").touch()
+    near = f"the newest below {tmp_path} is {tmp_path}/checkpoints/last.ckpt"
+    common = (verb, "--config", QUICKSTART, "--ckpt_path")
+    said = refused(capsys, *common, str(tmp_path / "lost.ckpt"))
+    assert f"--ckpt_path: there is no file {tmp_path}/lost.ckpt; {near}" in said
+    assert f"{tmp_path} is a folder; {near}" in refused(capsys, *common, str(tmp_path))
+    assert "knows no 'best'" in refused(capsys, *common, "best")
+    if verb != "fit":
+        assert "knows no 'last'" in refused(capsys, *common, "last")
+
+
+def test_a_verb_without_a_configuration(capsys):
+    said = refused(capsys, "export")
+    assert "no value for model.policy, data.train, data.evaluation, rewards.rewards, ckpt_path;" in said
+    assert "--config configs/quickstart.yaml" in said
+    assert "error: no value for ckpt_path\n" in refused(capsys, "export", "--config", QUICKSTART)
+
+
+def test_a_run_folder_that_exists_is_gone_on_with_or_left_alone(overlay, capsys, tmp_path):
+    place = ["--trainer.logger.init_args.save_dir", str(tmp_path), "--trainer.logger.init_args.version", "mine"]
+    words = ["fit", "--config", QUICKSTART, "--config", overlay, *place]
+    main([*words, "--ckpt_path", "last"])  # nothing is there
+    folder = tmp_path / "recast_pl" / "mine"
+    last = folder / "checkpoints" / "last.ckpt"
+    written = last.stat().st_mtime_ns, (folder / "config.yaml").stat().st_mtime_ns
+    assert f"{last} is another run's" in refused(capsys, *words)
+    assert (last.stat().st_mtime_ns, (folder / "config.yaml").stat().st_mtime_ns) == written
+    first = AtomicCheckpointIO().load_checkpoint(last)["iteration"]
+    main([*words, "--ckpt_path", "last", "--trainer.max_epochs", "3"])
+    assert (first, AtomicCheckpointIO().load_checkpoint(last)["iteration"]) == (4, 6)
 
 
 @pytest.mark.parametrize(
