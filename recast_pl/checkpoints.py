@@ -101,9 +101,10 @@ def check_named(ckpt_path: str | None, *, verb: str) -> None:
     if ckpt_path == "last" or path.is_file():
         return
     folder = path if path.is_dir() else path.parent
-    found = sorted(folder.rglob("*.ckpt"), key=lambda file: file.stat().st_mtime)[-1:] if folder.is_dir() else []
+    found = sorted(folder.rglob("*.ckpt") if folder.is_dir() else (), key=lambda file: file.stat().st_mtime)
+    newest = f"; the newest below {folder} is {found[-1]}" if found else ""
     what = f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
-    raise ValueError("--ckpt_path: " + what + "".join(f"; the newest below {folder} is {file}" for file in found))
+    raise ValueError(f"--ckpt_path: {what}{newest}")
 
 
 class Checkpoints(Checkpoint):

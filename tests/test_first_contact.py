@@ -101,7 +101,7 @@ def test_what_is_misspelt_or_impossible(overlay, words, said, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict", "profile", "export"])
-def test_a_checkpoint_that_is_not_there_is_missed_before_any_weight_is_loaded(verb, capsys, tmp_path, monkeypatch):
+def test_a_missing_checkpoint_is_told_before_anything_is_built(verb, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("recast_pl.cli.ReCASTCLI.instantiate_trainer", lambda cli: pytest.fail("late"))
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.ckpt").touch()
