@@ -110,7 +110,7 @@ class ReCASTCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Builds all objects; what their constructors refuse is a usage error, not a traceback."""
         try:
-            check_named(self._get(self.config, "ckpt_path"), verb=self.subcommand)
+            check_named(self._get(self.config, "ckpt_path"), verb=str(self.subcommand))
             super().instantiate_classes()
         except ValueError as error:
             self._parser(self.subcommand).error(str(error), error)
