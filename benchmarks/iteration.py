@@ -16,13 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from peft import LoraConfig
 from plain_loop import Draws, Outcome, PlainLoop, Recipe
-from quickstart import built, circumstances, run
+from quickstart import built, circumstances, larger, run
 
 from recast_pl.clock import STAGES
 from recast_pl.module import ReCASTModule
@@ -225,10 +226,19 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--json", type=Path, default=None, help="where the numbers go")
     parser.add_argument("--config", action="append", default=[], help="an overlay over the quickstart")
+    parser.add_argument(
+        "--larger", action="store_true", help="a larger pipeline, untrained, at 128 × 128 pixels"
+    )
     options = parser.parse_args()
     before = circumstances()
-    overlays = [argument for path in options.config for argument in ("--config", path)]
-    report = {"before": before, **summary(measured(overlays, pairs=options.pairs)), "after": circumstances()}
+    with TemporaryDirectory() as folder:
+        arguments = [argument for path in options.config for argument in ("--config", path)]
+        arguments += larger(Path(folder)) if options.larger else []
+        report = {
+            "before": before,
+            **summary(measured(arguments, pairs=options.pairs)),
+            "after": circumstances(),
+        }
     print(f"\n{table(report)}\nbefore: {before}\nafter: {report['after']}")
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

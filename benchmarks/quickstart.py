@@ -11,6 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
+from recast_pl.assets import EMBEDDED
 from recast_pl.cli import DEFAULT_SEED, ReCASTCLI, quieten
 from recast_pl.clock import STAGES
 from recast_pl.module import ReCASTModule
@@ -46,6 +47,28 @@ def built(arguments: Sequence[str], *, iterations: int) -> ReCASTCLI:
             *("--trainer.enable_progress_bar", "false"),
         ],
     )
+
+
+def larger(folder: Path) -> list[str]:
+    """Options for a larger geometry, whose untrained pipeline is written to a folder.
+
+    128 × 128 pixels, 256 tokens, six blocks of width 384, 2 groups of 8 samples: six times the quickstart's
+    arithmetic. Text encoders, VAE and rewards are the quickstart's.
+    """
+    from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
+
+    pipeline = StableDiffusion3Pipeline.from_pretrained(
+        EMBEDDED["tiny"], text_encoder_3=None, tokenizer_3=None, dtype={"default": torch.float32}
+    )
+    torch.manual_seed(0)
+    shape = {**pipeline.transformer.config, "num_layers": 6, "attention_head_dim": 64, "num_attention_heads": 6,
+             "caption_projection_dim": 384, "sample_size": 32}  # fmt: skip
+    pipeline.transformer = SD3Transformer2DModel.from_config(shape)
+    pipeline.save_pretrained(folder)
+    return [
+        *("--model.policy.init_args.pretrained", str(folder), "--model.policy.init_args.resolution", "128"),
+        *("--data.num_groups", "2", "--data.group_size", "8", "--model.micro_batch_size", "16"),
+    ]
 
 
 def run(cli: ReCASTCLI, *callbacks: pl.Callback) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 import growth
 import iteration
 import memory_flat
+import operations
 import pytest
 import torch
 from gpu_check import MEDIUM, Shape, measured, table
@@ -31,6 +32,24 @@ def test_the_plain_loop_computes_what_the_framework_does(overlay):
     assert set(report["rows"]) >= {"text", "rollout", "decode", "clipscore", "jpeg", "update", "iteration"}
     assert report["ratios"] == sorted(report["ratios"])
     assert "| update |" in iteration.table(report)
+
+
+def test_operations_of_both_programs_are_profiled(overlay):
+    profiled = operations.measured(["--config", overlay])
+    for seconds in (profiled.ours, profiled.plain):
+        assert seconds["matrix products"] > 0
+        assert seconds["attention"] > 0
+        assert seconds.get("other", 0.0) < sum(seconds.values()) / 2
+    assert "| matrix products | " in operations.table(profiled)
+
+
+def test_the_larger_pipeline_is_one_that_the_policy_takes(tmp_path):
+    from quickstart import built, larger
+
+    cli = built(larger(tmp_path), iterations=1)
+    cli.model.policy.load(seed=0)
+    assert cli.model.policy.latent_shape == (8, 32, 32)
+    assert cli.model.policy.denoiser.config.num_attention_heads == 6
 
 
 def test_a_difference_is_found():

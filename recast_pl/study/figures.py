@@ -3,6 +3,7 @@
 Markers and lines tell strategies apart without colours.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -282,9 +283,10 @@ def _legend(figure: Figure, strategies: Sequence[str], styles: Mapping[str, Styl
                linestyle=styles[name].line if lines else "none", label=name)
         for name in strategies
     ]  # fmt: skip
-    figure.legend(
-        handles=handles, loc="outside upper center", ncols=min(6, len(handles)), frameon=False, fontsize=8
-    )
+    columns = math.ceil(len(handles) / math.ceil(len(handles) / 6))
+    # matplotlib fills a column before the next
+    by_columns = [handle for column in range(columns) for handle in handles[column::columns]]
+    figure.legend(handles=by_columns, loc="outside upper center", ncols=columns, frameon=False, fontsize=8)
 
 
 __all__ = [
