@@ -45,7 +45,7 @@ def ram_terms(
     Reference: Bergmeister et al., "Reinforce Adjoint Matching: Scaling RL post-training of diffusion and
     flow-matching models", 2026 (arXiv 2605.10759). The formula is from third-party notes, and the gradient and
     the fixed point are derived here. The paper's R is the reward of a run with a KL penalty; that R is made of
-    advantages, and the scale and clip that RVM uses, are our reading.
+    advantages, their scale and RVM's clip are our reading.
     """
     current, reference = velocities.current_NCHW, policy_velocity(velocities, "reference")
     R_N = scaled_advantage(samples.advantage_N, scale=scale, clip=advantage_clip)
@@ -58,16 +58,18 @@ class RAM(Objective):
     """A regression on the reference's velocity plus the advantage times the trained one's own residual.
 
     What keeps it bounded: the target is held fixed in each step, and from step to step v_θ − v_ref shrinks
-    where E[R | x_t] > −1; for every pair where scale · clip < 1, as with the defaults (0.5).
+    where E[R | x_t] > −1. Advantages are centred, so that this holds unless all that lead to one x_t are far
+    worse than their groups; for every pair by itself it holds where scale · clip < 1.
 
     Args:
-        scale: of the clipped advantage; larger goes further from the reference. Above 0; our reading: 0.1.
+        scale: of the clipped advantage; larger goes further from the reference. Above 0; our reading: 1, a tilt
+            by exp(A). With RVM's 0.1 the fixed point is a tenth of a spread away, and nothing is seen to move.
         advantage_clip: where advantages saturate. Above 0; our reading: 5.
     """
 
     needs_old = False
 
-    def __init__(self, *, scale: float = 0.1, advantage_clip: float = 5.0) -> None:
+    def __init__(self, *, scale: float = 1.0, advantage_clip: float = 5.0) -> None:
         self.scale = checked("scale", scale, above=0)
         self.advantage_clip = checked("advantage_clip", advantage_clip, above=0)
 
