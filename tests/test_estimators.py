@@ -15,7 +15,7 @@ from recast_pl.credit.moments import paired_moment
 from recast_pl.credit.regression import cross_fitted, predicted_moment, standardised, tangent_terms
 from recast_pl.types import NoisedSamples, UpdatePart, Velocities
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parent / "benchmarks"
 RATIO = SimpleNamespace(alpha=2.0, normalisation="ratio", clip=5.0)
 OPTIMALITY = SimpleNamespace(alpha=2.0, normalisation="optimality", clip=5.0)
 

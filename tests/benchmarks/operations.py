@@ -1,6 +1,6 @@
 """Where an iteration's time goes by kind of operation, in the framework and in the plain loop.
 
-    OMP_NUM_THREADS=1 python benchmarks/operations.py
+    OMP_NUM_THREADS=1 python tests/benchmarks/operations.py
 
 One iteration of each under torch's profiler, after one that is not counted: the seconds that operations spend
 themselves, without the operations they call, summed by kind. The profiler slows both, small operations most.

@@ -1,6 +1,6 @@
 """Whether memory stays where it is: what the process holds after each of many iterations.
 
-    OMP_NUM_THREADS=1 python benchmarks/memory_flat.py
+    OMP_NUM_THREADS=1 python tests/benchmarks/memory_flat.py
 
 The quickstart with 2 groups of 4 samples and 4 steps, so that 50 iterations are soon done. The slope is that of
 a least-squares line over the second half: allocators and caches settle in the first.

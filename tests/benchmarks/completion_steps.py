@@ -5,7 +5,7 @@ of probits of jointly normal numbers are orthant probabilities (Sheppard, "On th
 error to cases of normal distribution and normal correlation", 1899). Printed: the relative excess of D at each
 noise level, for orders 2 and 3.
 
-    python benchmarks/completion_steps.py
+    python tests/benchmarks/completion_steps.py
 """
 
 from itertools import combinations

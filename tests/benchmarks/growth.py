@@ -1,6 +1,6 @@
 """How time and memory grow with samples, denoising steps and rewards.
 
-    OMP_NUM_THREADS=1 python benchmarks/growth.py --figure docs/speed_growth.png
+    OMP_NUM_THREADS=1 python tests/benchmarks/growth.py --figure docs/speed_growth.png
 
 One thing at a time is changed on a quickstart of 2 groups of 8 samples, 10 steps and its 4 rewards. Each
 variant runs in a process of its own, so that memory is its own; medians over iterations after one that is not

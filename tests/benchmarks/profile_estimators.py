@@ -1,6 +1,6 @@
 """Preview and ValueHead against PairedCompletions, on the embedded pipeline and the quickstart's rewards.
 
-    python benchmarks/profile_estimators.py --output docs
+    python tests/benchmarks/profile_estimators.py --output docs
 
 Truth: paired completions of `--truth` iterations' samples (64 each), a refined schedule. Then every estimator
 sees 1, 2, 4 … iterations of other samples; its error is the mean absolute difference of the normalised curves

@@ -1,6 +1,6 @@
 """One RL iteration, stage by stage, against a plain loop of the same algorithm (`plain_loop.py`).
 
-    OMP_NUM_THREADS=1 python benchmarks/iteration.py
+    OMP_NUM_THREADS=1 python tests/benchmarks/iteration.py
 
 Pairs of iterations run alternately in one process, from the same adapters, prompts, noises and steps; which of
 the two goes first changes from pair to pair, so that other load on the machine meets both. A pair's losses and

@@ -18,7 +18,7 @@ from recast_pl.module import ReCASTModule
 from recast_pl.prompts import PromptData
 from recast_pl.trainer import Trainer
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def built(arguments: Sequence[str], *, iterations: int) -> ReCASTCLI:

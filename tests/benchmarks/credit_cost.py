@@ -1,6 +1,6 @@
 """What credit costs: its share of the quickstart's wall time, by strategy and estimator, in one run.
 
-    python benchmarks/credit_cost.py
+    python tests/benchmarks/credit_cost.py
 
 Evaluation and start-up are left out: the share is of the iterations' time (`time/*` in TensorBoard). Every
 variant starts from the same base model and sees the same prompts and noises.
@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from recast_pl.cli import main as recast
 from recast_pl.clock import STAGES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 VARIANTS = {
     "Uniform": ["--credit.strategy", "recast_pl.credit.Uniform"],
     "ReCAST, Preview": ["--credit.strategy.estimator", "recast_pl.credit.Preview"],

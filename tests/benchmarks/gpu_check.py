@@ -1,6 +1,6 @@
 """How fast one GPU is at SD3.5-Medium's real shape, with random weights: no download, done within 6 minutes.
 
-    python benchmarks/gpu_check.py --json gpu_check.json
+    python tests/benchmarks/gpu_check.py --json gpu_check.json
 
 Denoiser and VAE have the shapes of stabilityai/stable-diffusion-3.5-medium, the denoiser in bfloat16 with LoRA
 of rank 32; 512 × 512 pixels, 25 steps, 24 of them trained, DiffusionNFT with its reference. Text embeddings
