@@ -32,8 +32,8 @@ class PairedCompletions(ProfileEstimator):
     Steps too coarse make completions too narrow and D too large. On Gaussians of standard deviation 3, 1 and .3
     with a probit reward, in closed form (`tests/benchmarks/completion_steps.py`), the largest relative
     excess of D at t ≤ .9 is, for order 2: with 10 steps .16, .15 and .22, with 25 steps .07, .06 and .11, with
-    100 steps .02, .02 and .03; for order 3: with 10 steps .21, .20 and .30, with 25 steps .08, .09 and .14, with 100 steps
-    .02, .02 and .04. It is alike at most levels, and W follows shapes.
+    100 steps .02, .02 and .03; for order 3: with 10 steps .21, .20 and .30, with 25 steps
+    .08, .09 and .14, with 100 steps .02, .02 and .04. It is alike at most levels, and W follows shapes.
 
     Costs (α − 1)·K·B pictures scored, and about half a rollout's network calls for each of the K levels.
 
