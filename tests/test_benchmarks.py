@@ -10,8 +10,10 @@ import memory_flat
 import operations
 import pytest
 import torch
+import worth_by_step
 from gpu_check import MEDIUM, Shape, measured, table
 from plain_loop import Outcome
+from worth_by_step import Measurement, Worth
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +34,42 @@ def test_the_plain_loop_computes_what_the_framework_does(overlay):
     assert set(report["rows"]) >= {"text", "rollout", "decode", "clipscore", "jpeg", "update", "iteration"}
     assert report["ratios"] == sorted(report["ratios"])
     assert "| update |" in iteration.table(report)
+
+
+def test_the_best_row_of_w_is_value_over_noise():
+    worth = Worth(
+        names=("a",),
+        levels=[1.0, 0.5, 0.1],
+        mean_square_RK=torch.ones(1, 3),
+        noise_RK=torch.tensor([[1.0, 4.0, 1.0]]),
+        value_RK=torch.tensor([[2.0, 4.0, -1.0]]),
+        error_RK=torch.zeros(1, 3),
+        weights_RK=torch.ones(1, 3),
+    )
+    torch.testing.assert_close(worth.best_RK(), torch.tensor([[2 / 3, 1 / 3, 0.0]]))
+    # (2 + 4 − 1) / √6 against √(2²/1 + 4²/4)
+    assert float(worth.efficiency_R(torch.ones(1, 3))) == pytest.approx(5 / 6**0.5 / 8**0.5)
+    assert float(worth.efficiency_R(worth.best_RK())) == pytest.approx(1.0)
+
+
+def test_the_worth_of_steps_is_measured_on_a_policy_that_stays_where_it_is(overlay, monkeypatch):
+    kept = {}
+
+    def spy(self, module, batches):
+        scores = held_out(module, batches)
+        kept.setdefault("first", scores)
+        kept["last"] = scores
+        return scores
+
+    held_out = Measurement._held_out
+    monkeypatch.setattr(Measurement, "_held_out", spy)
+    worth = worth_by_step.measured(["--config", overlay], batches=2)
+    shape = len(worth.names), len(worth.levels)
+    assert worth.value_RK.shape == worth.noise_RK.shape == worth.weights_RK.shape == shape
+    assert (worth.noise_RK > 0).all()
+    assert (worth.error_RK > 0).any()
+    assert not torch.equal(kept["first"], kept["last"])  # the last one was of a moved policy
+    assert "even w" in worth_by_step.table(worth)
 
 
 def test_operations_of_both_programs_are_profiled(overlay):
