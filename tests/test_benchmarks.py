@@ -13,7 +13,9 @@ import torch
 import worth_by_step
 from gpu_check import MEDIUM, Shape, measured, table
 from plain_loop import Outcome
-from worth_by_step import Measurement, Worth
+from worth import Worth, figure
+from worth import table as worth_table
+from worth_by_step import Measurement
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +41,8 @@ def test_the_plain_loop_computes_what_the_framework_does(overlay):
 def test_the_best_row_of_w_is_value_over_noise():
     worth = Worth(
         names=("a",),
-        levels=[1.0, 0.5, 0.1],
+        levels=torch.tensor([1.0, 0.5, 0.1, 0.0]),
+        steps=torch.arange(3),
         mean_square_RK=torch.ones(1, 3),
         noise_RK=torch.tensor([[1.0, 4.0, 1.0]]),
         value_RK=torch.tensor([[2.0, 4.0, -1.0]]),
@@ -52,7 +55,7 @@ def test_the_best_row_of_w_is_value_over_noise():
     assert float(worth.efficiency_R(worth.best_RK())) == pytest.approx(1.0)
 
 
-def test_the_worth_of_steps_is_measured_on_a_policy_that_stays_where_it_is(overlay, monkeypatch):
+def test_the_worth_of_steps_is_measured_on_a_policy_that_stays_where_it_is(overlay, monkeypatch, tmp_path):
     kept = {}
 
     def spy(self, module, batches):
@@ -64,12 +67,16 @@ def test_the_worth_of_steps_is_measured_on_a_policy_that_stays_where_it_is(overl
     held_out = Measurement._held_out
     monkeypatch.setattr(Measurement, "_held_out", spy)
     worth = worth_by_step.measured(["--config", overlay], batches=2)
-    shape = len(worth.names), len(worth.levels)
+    shape = len(worth.names), len(worth.steps)
     assert worth.value_RK.shape == worth.noise_RK.shape == worth.weights_RK.shape == shape
     assert (worth.noise_RK > 0).all()
     assert (worth.error_RK > 0).any()
     assert not torch.equal(kept["first"], kept["last"])  # the last one was of a moved policy
-    assert "even w" in worth_by_step.table(worth)
+    worth.write(tmp_path / "worth.json")
+    again = Worth.read(tmp_path / "worth.json")
+    assert worth_table(again) == worth_table(worth)
+    figure(again, tmp_path / "worth.png")
+    assert (tmp_path / "worth.png").stat().st_size > 1000
 
 
 def test_operations_of_both_programs_are_profiled(overlay):

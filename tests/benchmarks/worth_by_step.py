@@ -15,51 +15,29 @@ per length of the noisy update are w ∝ v / σ² (where v > 0), and any row w o
 
     (w · v) / √(Σ w² σ²), divided by that of the best row.
 
-Printed: the best row, ReCAST's and the uniform one's efficiency. R rewards, K trained steps.
+Compared are the best rows, one row shared by all rewards (their mean), and those of credit strategies.
+R rewards, K trained steps, P parameters.
 """
 
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
 from quickstart import CONFIGS, built, circumstances, run
 from torch import Tensor
+from worth import Worth, figure, table
 
 from recast_pl.advantages.base import group_z_scores
 from recast_pl.module import ReCASTModule
 from recast_pl.types import PromptBatch, Rollout
 from recast_pl.update import Pairs, training_pairs, training_samples
 
+EVIDENCE = str(CONFIGS / "credit" / "quickstart.npz")
 LENGTH = 3e-3  # of a move, root mean square over parameters: a few of Adam's steps at the quickstart's rate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worth:
-    """What was found; steps are the trained ones, by the level that they start from."""
-
-    names: tuple[str, ...]
-    levels: list[float]
-    mean_square_RK: Tensor  # ‖μ‖², free of bias
-    noise_RK: Tensor  # σ²
-    value_RK: Tensor  # v
-    error_RK: Tensor  # of v, over held-out pictures
-    weights_RK: Tensor  # K·W of the run
-
-    def best_RK(self) -> Tensor:
-        """Rows of sum 1."""
-        best = self.value_RK.clamp_min(0) / self.noise_RK
-        return best / best.sum(dim=1, keepdim=True)
-
-    def efficiency_R(self, row_RK: Tensor) -> Tensor:
-        """Of rows against the best ones."""
-        return self._pace_R(row_RK) / self._pace_R(self.best_RK())
-
-    def _pace_R(self, row_RK: Tensor) -> Tensor:
-        return (row_RK * self.value_RK).sum(dim=1) / (row_RK.square() * self.noise_RK).sum(dim=1).sqrt()
 
 
 class Measurement(pl.Callback):
@@ -109,7 +87,8 @@ class Measurement(pl.Callback):
                 error_RK[r, k] = slope_B.std() / len(slope_B) ** 0.5
         self.worth = Worth(
             names=names,
-            levels=[round(float(module.levels[step]), 3) for step in self.steps],
+            levels=module.levels,
+            steps=self.steps,
             mean_square_RK=square_RK,
             noise_RK=self.squares_RK / count - square_RK,
             value_RK=value_RK,
@@ -166,39 +145,20 @@ def measured(arguments: Sequence[str], *, batches: int) -> Worth:
     return measurement.worth
 
 
-def table(worth: Worth) -> str:
-    """Rows of W by step, and what they come to, in Markdown."""
-    head = " | ".join(f"t = {level}" for level in worth.levels)
-    lines = [f"| reward | | {head} | efficiency |", "|---|---|" + "---|" * (len(worth.levels) + 1)]
-    even_RK = torch.full_like(worth.value_RK, 1 / len(worth.levels))
-    weights_RK = worth.weights_RK / worth.weights_RK.sum(dim=1, keepdim=True)
-    best_RK = worth.best_RK()
-    for r, name in enumerate(worth.names):
-        signal = worth.mean_square_RK[r] / worth.noise_RK[r]
-        value, error = worth.value_RK[r], worth.error_RK[r]
-        scale = value.abs().max()
-        lines += [
-            f"| {name} | ‖μ‖² / σ² | {_cells(signal)} | |",
-            f"| | v / its largest | {_cells(value / scale)} | |",
-            f"| | ± | {_cells(error / scale)} | |",
-        ]
-        for label, row_RK in (("best w", best_RK), ("ReCAST's w", weights_RK), ("even w", even_RK)):
-            lines.append(f"| | {label} | {_cells(row_RK[r])} | {float(worth.efficiency_R(row_RK)[r]):.2f} |")
-    return "\n".join(lines)
-
-
-def _cells(values_K: Tensor) -> str:
-    return " | ".join(f"{value:.2f}" for value in values_K.tolist())
-
-
 def main() -> None:
     """Prints the table; writes JSON where asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", action="append", default=[], help="an overlay over the quickstart")
-    parser.add_argument("--evidence", required=True, help="profiles.npz, which `recast_pl profile` wrote")
+    parser.add_argument(
+        "--evidence",
+        default=str(CONFIGS / "credit" / "quickstart.npz"),
+        help="profiles.npz, which `recast_pl profile` wrote",
+    )
     parser.add_argument("--batches", type=int, default=48)
     parser.add_argument("--prompts", type=int, default=256, help="held out, in one batch of 64 after another")
     parser.add_argument("--json", type=Path, default=None, help="where the numbers go")
+    parser.add_argument("--figure", type=Path, default=None, help="where the picture goes")
+    parser.add_argument("--read", type=Path, default=None, help="numbers of before, in place of a measurement")
     options = parser.parse_args()
     estimator = {"class_path": "recast_pl.credit.FromFile", "init_args": {"path": options.evidence}}
     arguments = [
@@ -207,13 +167,12 @@ def main() -> None:
         *("--credit.strategy.init_args.estimator", json.dumps(estimator), "--credit.every_n_steps", "100000"),
         *("--data.evaluation.init_args.count", str(options.prompts)),
     ]
-    worth = measured(arguments, batches=options.batches)
+    worth = Worth.read(options.read) if options.read else measured(arguments, batches=options.batches)
     print(f"\n{table(worth)}\n{circumstances()}")
     if options.json is not None:
-        keys = ("mean_square_RK", "noise_RK", "value_RK", "error_RK", "weights_RK")
-        found = {key: getattr(worth, key).tolist() for key in keys}
-        text = json.dumps({"names": worth.names, "levels": worth.levels, **found}, indent=1)
-        options.json.write_text(text + "\n", encoding="utf-8")
+        worth.write(options.json)
+    if options.figure is not None:
+        figure(worth, options.figure)
 
 
 if __name__ == "__main__":
