@@ -1,19 +1,20 @@
-from recast_pl.clock import STAGES, StageClock
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from recast_pl.clock import STAGES, Mark, StageClock, elapsed
 
 
-class Ticking(StageClock):
+@pytest.fixture(autouse=True)
+def _ticking(monkeypatch):
     """Every look at the time is one second later."""
-
-    seconds = 0
-
-    @classmethod
-    def _now(cls):
-        cls.seconds += 1
-        return float(cls.seconds)
+    seconds = itertools.count(1.0)
+    monkeypatch.setattr("recast_pl.clock.time", SimpleNamespace(perf_counter=lambda: next(seconds)))
 
 
 def test_a_stage_within_another_is_charged_to_itself_alone():
-    clock = Ticking()
+    clock = StageClock()
     with clock("update"):  # 1 … 6
         with clock("credit"):  # 2 … 3
             pass
@@ -32,3 +33,42 @@ def test_a_stage_within_another_is_charged_to_itself_alone():
     assert clock.share("credit") == 2 / 6
     assert set(clock.take().values()) == {0.0}
     assert set(taken) == set(STAGES)
+
+
+def test_a_stage_that_fails_ends():
+    clock = StageClock()
+    with pytest.raises(RuntimeError), clock("update"), clock("credit"):  # 1 … 4, 2 … 3
+        raise RuntimeError
+    taken = clock.take()
+    assert (taken["update"], taken["credit"]) == (2, 1)
+
+
+class Event:
+    """A place in a GPU's work; `elapsed_time` is in milliseconds, and of events that have been waited for."""
+
+    def __init__(self, milliseconds):
+        self.milliseconds, self.over = milliseconds, False
+
+    def synchronize(self):
+        self.over = True
+
+    def elapsed_time(self, end):
+        assert end.over
+        return end.milliseconds - self.milliseconds
+
+
+def test_on_a_gpu_a_stage_is_its_stretch_of_the_stream_and_nothing_waits_before_the_end(monkeypatch):
+    events = [Event(0.0), Event(1500.0)]
+    left = iter(events)
+    monkeypatch.setattr("recast_pl.clock._event", lambda: next(left))
+    clock = StageClock()
+    with clock("rollout"):
+        pass
+    assert not any(event.over for event in events)
+    assert clock.take()["rollout"] == 1.5
+    assert events[-1].over
+
+
+def test_where_the_gpu_came_in_between_wall_time_counts():
+    begin = Mark(stage="text", seconds=1.0, event=None)
+    assert elapsed(begin, Mark(stage=None, seconds=3.0, event=Event(7.0))) == 2.0

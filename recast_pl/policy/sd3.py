@@ -49,9 +49,9 @@ class SD3Policy(Policy):
         weights_dtype: of frozen weights of denoiser and text encoders; all that is trained, and the VAE, is
             float32.
         gradient_checkpointing: recompute activations in the backward pass.
-        compile: a backend of `torch.compile`, such as `inductor`, for each of the denoiser's blocks; None: not
-            compiled. The first iterations are slow: every role, with and without gradients, is compiled for
-            itself.
+        compile: a backend of `torch.compile` for each of the denoiser's blocks, such as `inductor` (fused), or
+            `cudagraphs` (replayed as they are); None: not compiled. The first iterations are slow: every role,
+            with and without gradients, is compiled for itself.
         offload_text_encoders: text encoders wait on the CPU and visit the device for new prompts only.
         offload_vae: the VAE waits on the CPU and visits the device to decode.
         text_cache_size: prompts whose embeddings are kept.
