@@ -61,12 +61,14 @@ def test_the_worth_of_steps_is_measured_on_a_policy_that_stays_where_it_is(overl
     def spy(self, module, batches):
         scores = held_out(module, batches)
         kept.setdefault("first", scores)
-        kept["last"] = scores
+        kept.setdefault("before", [one.detach().clone() for one in module.policy.trainable_parameters()])
+        kept["last"], kept["after"] = scores, list(module.policy.trainable_parameters())
         return scores
 
     held_out = Measurement._held_out
     monkeypatch.setattr(Measurement, "_held_out", spy)
     worth = worth_by_step.measured(["--config", overlay], batches=2)
+    assert all(torch.equal(a, b) for a, b in zip(kept["before"], kept["after"], strict=True))
     shape = len(worth.names), len(worth.steps)
     assert worth.value_RK.shape == worth.noise_RK.shape == worth.weights_RK.shape == shape
     assert (worth.noise_RK > 0).all()

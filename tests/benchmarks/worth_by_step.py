@@ -36,7 +36,6 @@ from recast_pl.module import ReCASTModule
 from recast_pl.types import PromptBatch, Rollout
 from recast_pl.update import Pairs, training_pairs, training_samples
 
-EVIDENCE = str(CONFIGS / "credit" / "quickstart.npz")
 LENGTH = 3e-3  # of a move, root mean square over parameters: a few of Adam's steps at the quickstart's rate
 
 
