@@ -6,7 +6,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -14,6 +13,7 @@ from recast_pl.advantages import Advantages, PerReward
 from recast_pl.average import WeightAverage
 from recast_pl.clock import StageClock
 from recast_pl.evaluation.steps import EvaluationSteps
+from recast_pl.honoured import check_precision, check_whole_epochs, unfused
 from recast_pl.iteration_log import reward_values, time_values, update_values
 from recast_pl.objectives import DiffusionNFT, Objective
 from recast_pl.old_policy import OldPolicyRamp
@@ -193,7 +193,7 @@ class ReCASTModule(EvaluationSteps):
     def update_policy(
         self, experience: Experience, advantages_BK: Tensor, pairs: Pairs
     ) -> Mapping[str, Tensor]:
-        """Accumulates gradients over micro-batches of pairs, clips, steps; returns the mean loss parts."""
+        """Accumulates gradients over micro-batches of pairs, steps; returns the mean loss parts."""
         optimizer, rollout = self.optimizers(), experience.rollout
         assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
         means: dict[str, Tensor] = {}
@@ -222,14 +222,18 @@ class ReCASTModule(EvaluationSteps):
                         )
                 for key, value in {"total": loss.total.detach(), **loss.parts}.items():
                     means[key] = means.get(key, 0.0) + value * (len(part) / len(pairs))
-            norm = torch.nn.utils.clip_grad_norm_(self.policy.trainable_parameters(), self.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
             torch.clear_autocast_cache()  # it holds half-precision copies of the weights before the step
         if self.observer is not None:
             with self.clock("credit"):
                 self.observer.learn(summed)
-        return {**averaged(means), "grad_norm": whole(norm)}
+        return {**averaged(means), "grad_norm": whole(self._grad_norm)}
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Clips gradients: under 16-mixed they are scaled until here."""
+        parameters = self.policy.trainable_parameters()
+        self._grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
 
     def velocities(self, samples: NoisedSamples | Transitions, text: TextEmbeddings) -> Velocities:
         """Predictions at x_t; old and reference only where the objective reads them."""
@@ -283,6 +287,7 @@ class ReCASTModule(EvaluationSteps):
     def setup(self, stage: str) -> None:
         """Checks what the constructor could not see, then loads rewards; no weight is read before that."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
+        check_precision(str(self.trainer.precision))
         suite = self.judges if stage == "test" else self.rewards
         if suite is None or not suite.rewards:
             raise ValueError("judges.rewards: `test` judges by held-out rewards; the configuration has none")
@@ -291,6 +296,7 @@ class ReCASTModule(EvaluationSteps):
                 suite.check_prompts(data.prompts(part), origin=data.origin(part))
             if stage == "fit":
                 data.check_shares(self.trainer.world_size)
+                check_whole_epochs(self.trainer, data.iterations_per_epoch)
                 if self.objective.whole_groups:
                     check_whole_groups(
                         num_groups=data.num_groups,
@@ -300,11 +306,6 @@ class ReCASTModule(EvaluationSteps):
                     )
         if stage == "fit":
             self.objective.check(self.rollout)
-        if stage == "fit" and self.objective.trains_on == "noised" and self.rollout.guidance_scale != 1:
-            rank_zero_warn(
-                f"model.rollout.init_args.guidance_scale is {self.rollout.guidance_scale}, but the objective "
-                "trains the unguided velocity; the published recipes roll out at 1.0"
-            )
         suite.setup(self.trainer.strategy.root_device)
 
     def configure_model(self) -> None:
@@ -329,7 +330,7 @@ class ReCASTModule(EvaluationSteps):
 
     def configure_optimizers(self) -> Optimizer:
         """The optimiser of the trained parameters."""
-        return self.optimizer(self.policy.trainable_parameters())
+        return unfused(self.optimizer(self.policy.trainable_parameters()), str(self.trainer.precision))
 
     def teardown(self, stage: str) -> None:
         """Frees the rewards."""

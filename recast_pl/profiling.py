@@ -121,6 +121,10 @@ class Profiling(pl.LightningModule):
         """The module's own."""
         return self.module.load_state_dict(state_dict, strict, assign)
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The module's own, which refuses another policy's checkpoint."""
+        self.module.on_load_checkpoint(checkpoint)
+
     def transfer_batch_to_device(self, batch: PromptBatch, device: Any, dataloader_idx: int) -> PromptBatch:
         """Prompts stay where they are."""
         return batch

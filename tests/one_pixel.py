@@ -110,7 +110,7 @@ class Near(Reward):
 def train(
     rewards, *, epochs=8, budgets=None, advantages=None, updates=1, folder=None, resume=None, callbacks=(),
     credit=None, steps=8, precision="32-true", options=None, policy=None, objective=None, lr=0.03,
-    old_policy=None, timesteps=4, min_noise_level=0.01, groups=4, micro_batch=37, **rest,
+    old_policy=None, timesteps=4, min_noise_level=0.01, groups=4, micro_batch=37, settings=None, **rest,
 ):  # fmt: skip
     module = ReCASTModule(
         policy=policy or OnePixel(),
@@ -146,6 +146,7 @@ def train(
         inference_mode=False,
         num_sanity_val_steps=0,
         callbacks=[credit or CreditAssigner(), *callbacks],
+        **(settings or {}),  # further ones of the trainer
     )
     trainer.fit(module, data, ckpt_path=resume)
     return module, trainer

@@ -45,6 +45,15 @@ def test_profile_prints_a_table(profiled):
     assert line.split()[-2:] == ["48", "1.5"]  # 2 iterations × 6 samples × 4 levels
 
 
+def test_a_checkpoint_of_another_alpha_is_not_profiled(overlay, tmp_path):
+    cli = run("fit", overlay, tmp_path, "--trainer.max_epochs", "1")
+    checkpoint = next(tmp_path.rglob("last.ckpt"))
+    other = str(2 * cli.model.policy.settings["lora_alpha"])
+    with pytest.raises(ValueError, match=r"lora_alpha: the checkpoint's is"):
+        run("profile", overlay, tmp_path, "--iterations", "1", "--ckpt_path", str(checkpoint),
+            "--model.policy.init_args.lora_alpha", other, *PAIRED)  # fmt: skip
+
+
 def test_a_written_profile_and_table_train(profiled, overlay, tmp_path):
     file = str(profiled[1] / "profiles.npz")
     cli = run("fit", overlay, tmp_path, "--trainer.max_epochs", "1",

@@ -167,6 +167,14 @@ def test_a_reward_whose_scores_are_all_masked_stops_no_other(estimator):
     assert not torch.equal(strategy.table(names, budgets, LEVELS), before)
 
 
+def test_a_reward_that_is_told_at_the_clean_end_alone_is_not_told():
+    """There a reward that repeats itself is always told, with no error, however few samples there are."""
+    told_late = evidence([1.0, 1.0, 1.04], [0.01, 0.01, 1e-17])
+    assert not profile_of(told_late, alpha=2.0).detected_R
+    told_before = evidence([1.0, 1.035, 1.04], [0.01, 0.001, 1e-17])
+    assert profile_of(told_before, alpha=2.0).detected_R
+
+
 def test_two_samples_in_one_group_are_too_few():
     with pytest.raises(TooFewScores, match="too few"):
         paired_moment(torch.tensor([[1.0, 2.0], [1.5, 2.5]]), torch.zeros(2, dtype=torch.int64))

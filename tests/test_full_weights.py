@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor, init_device_mesh
 
 from recast_pl.policy import FullFineTuning, SD3Policy
 from recast_pl.policy.full_weights import trained_names
-from recast_pl.policy.memory import Sketch
 
 TEXTS = ["a red circle on a white background", "two blue squares on a black background"]
 ROLES = ("default", "old", "reference")
@@ -202,12 +201,6 @@ def test_names_that_fit_nothing_are_refused(pipeline_folder):
         loaded(pipeline_folder, modules=["attn", "attention"])
     with pytest.raises(ValueError, match=r"full_fine_tuning\.modules: expected at least one"):
         FullFineTuning(modules=[])
-    policy = SD3Policy(
-        pretrained=str(pipeline_folder), max_sequence_length=1, full_fine_tuning=FullFineTuning()
-    )
-    Sketch(policy, half=torch.bfloat16)
-    with pytest.raises(ValueError, match=r"trainer\.precision.*bf16-mixed"):
-        policy.trainable_parameters()
 
 
 def test_patterns_mean_ends_of_paths(pipeline_folder):

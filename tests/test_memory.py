@@ -158,15 +158,6 @@ def test_mixed_precision_shrinks_activations_and_a_gpu_norms_in_float32(pipeline
     assert mixed < on_gpu < full
 
 
-def test_true_half_precision_holds_adapters_in_half_too(pipeline_folder):
-    full, half = (
-        Sketch(SD3Policy(pretrained=str(pipeline_folder), **RANK), half=dtype).policy
-        for dtype in (None, torch.bfloat16)
-    )
-    assert stored_bytes(half.trainable_parameters()) * 2 == stored_bytes(full.trainable_parameters())
-    assert module_bytes(half.pipeline.vae) == module_bytes(full.pipeline.vae)
-
-
 def test_live_memory_by_hand():
     there = torch.zeros(100)
     with LiveMemory() as memory:

@@ -3,12 +3,15 @@
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.plugins import MixedPrecision
 from one_pixel import Near, OnePixel, theta, train
 
 from recast_pl.advantages import WeightedSum
 from recast_pl.callbacks.report import comparison
+from recast_pl.honoured import unfused
 from recast_pl.module import ReCASTModule
 from recast_pl.old_policy import OldPolicyRamp
+from recast_pl.prompts import PromptData, SceneGrammar
 from recast_pl.rewards import RewardSuite
 
 
@@ -81,6 +84,56 @@ class Record(pl.Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.keys.append(frozenset(trainer.callback_metrics))
+
+
+def test_gradients_are_clipped_to_scale_under_16_mixed():
+    """They are unscaled within the optimiser's step; clipped before, next to nothing would be left of them."""
+
+    class Scaled(MixedPrecision):
+        def autocast_context_manager(self):  # half precision on a CPU is another matter
+            return torch.autocast("cpu", enabled=False)
+
+    def trained(**options):
+        module, trainer = train({"near": Near(0.5)}, epochs=1, lr=0.1, max_grad_norm=0.01, **options)
+        return theta(module), float(trainer.callback_metrics["loss/grad_norm"])
+
+    plugin = Scaled("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
+    plain, scaled = trained(), trained(precision=None, settings={"plugins": [plugin]})
+    assert scaled == pytest.approx(plain, rel=1e-4)
+    assert plain[1] > 0.01
+
+
+def test_a_fused_optimiser_is_refused_where_gradients_are_scaled():
+    fused = torch.optim.Adam([torch.zeros((), requires_grad=True)], fused=True)
+    assert unfused(fused, "bf16-mixed") is fused
+    with pytest.raises(ValueError, match=r"model\.optimizer\.init_args\.fused.*max_grad_norm"):
+        unfused(fused, "16-mixed")
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (
+            {"precision": "bf16-true"},
+            r"trainer\.precision.*one of 32-true, bf16-mixed, 16-mixed, got bf16-true",
+        ),
+        ({"limit_train_batches": 3}, r"trainer\.limit_train_batches.*data\.iterations_per_epoch \(5\)"),
+        ({"overfit_batches": 0.5}, r"overfit_batches.*data\.iterations_per_epoch \(5\)"),
+    ],
+)
+def test_what_the_loop_cannot_honour_is_refused_before_anything_is_loaded(settings, key, monkeypatch):
+    monkeypatch.setattr(OnePixel, "load", None)
+    with pytest.raises(ValueError, match=key):
+        train({"near": Near(0.5)}, precision=settings.pop("precision", None), settings=settings)
+
+
+def test_a_process_without_held_out_prompts_gathers_nothing_from_itself(monkeypatch):
+    monkeypatch.setattr(PromptData, "_place", lambda self: (0, 2))  # of two processes that share one prompt
+    module = ReCASTModule(policy=OnePixel(), rewards=RewardSuite(rewards={"a": Near(0.5), "b": Near(0.1)}))
+    data = PromptData(train=SceneGrammar(count=1), evaluation=SceneGrammar(count=1))
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, inference_mode=False)
+    trainer.validate(module, data, verbose=False)
+    assert [part.shape for part in module.statistics.values] == [(0, 2)]
 
 
 def test_log_keys_are_the_same_in_every_iteration_and_say_what_happened():

@@ -1,6 +1,10 @@
 """How the RewardSuite runs rewards: options, retries, time-outs, background, devices."""
 
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +13,7 @@ from conftest import prompt_batch
 from one_pixel import Near, theta, train
 from torch import nn
 
-from recast_pl.rewards import Reward, RewardFailure, RewardOptions, RewardSuite
+from recast_pl.rewards import JudgeSuite, Reward, RewardFailure, RewardOptions, RewardSuite
 
 IMAGES = torch.rand(6, 3, 4, 4, generator=torch.Generator().manual_seed(0))
 PROMPTS = prompt_batch(["a"] * 6).prompts
@@ -131,6 +135,38 @@ def test_a_reward_that_hangs_is_a_failure_until_it_answers(background):
     suite.teardown()
 
 
+def test_a_failed_micro_batch_is_asked_again_before_those_that_wait():
+    """Its time-out is that of one micro-batch, and none of them takes that long."""
+
+    class SlowAndOnceDown(Flaky):
+        def answer(self, images_B3HW):
+            time.sleep(0.1)
+            return super().answer(images_B3HW)
+
+    options = {"background": True, "micro_batch_size": 1, "retries": 1, "retry_wait": 0.0, "timeout": 0.4}
+    suite = suite_of({"slow": options}, slow=SlowAndOnceDown(1))
+    with pytest.warns(UserWarning, match="is asked again: server is down"):
+        scores = suite.score(IMAGES, PROMPTS)
+    torch.testing.assert_close(scores.values_RB[0], MEAN)
+    suite.teardown()
+
+
+def test_a_call_that_never_returns_does_not_keep_the_process():
+    program = """
+import threading, torch, test_suite
+class Stuck(test_suite.Mean):
+    def answer(self, images_B3HW):
+        threading.Event().wait()
+suite = test_suite.suite_of({"stuck": {"timeout": 0.1, "on_failure": "mask"}}, stuck=Stuck())
+print(suite.score(test_suite.IMAGES, test_suite.PROMPTS).valid_RB.any().item())
+suite.teardown()
+"""
+    here = Path(__file__).parent
+    words = [sys.executable, "-W", "ignore", "-c", program]
+    ended = subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=100, check=True)
+    assert ended.stdout.split() == ["False"]
+
+
 def test_a_background_reward_works_while_pictures_are_made():
     started = threading.Event()
 
@@ -227,6 +263,19 @@ def test_offloaded_networks_wait_on_the_cpu_and_shared_ones_stay():
 def test_wrong_options_name_their_key(options, message):
     with pytest.raises(ValueError, match=message):
         suite_of(options, a=Mean())
+
+
+def test_judges_messages_name_their_own_block():
+    with pytest.raises(ValueError, match=r"judges\.micro_batch_size: expected 1"):
+        JudgeSuite(rewards={"a": Mean()}, micro_batch_size=0)
+    with pytest.raises(ValueError, match=r"judges\.options: names \['b'\]"):
+        JudgeSuite(rewards={"a": Mean()}, options={"b": RewardOptions()})
+    with pytest.raises(ValueError, match=r"judges\.options\.a\.timeout: expected above 0"):
+        JudgeSuite(rewards={"a": Mean()}, options={"a": RewardOptions(timeout=0.0)})
+    judges = JudgeSuite(rewards={"a": Flaky(1)})
+    judges.setup(torch.device("cpu"))
+    with pytest.raises(RewardFailure, match=r"judges\.rewards\.a: server is down"):
+        judges.score(IMAGES, PROMPTS)
 
 
 def test_options_come_from_the_command_line(overlay, tmp_path):

@@ -37,7 +37,7 @@ class Profile:
     monotone_RK: Tensor  # never falling towards clean
     gains_RK: Tensor  # of the monotone curve, shrunk by signal_R; rows sum to its last column
     signal_R: Tensor  # share of the gains' unevenness that is more than noise, in [0, 1]
-    detected_R: Tensor  # bool; whether a divergence is told from 0 at some level
+    detected_R: Tensor  # bool; whether it is told from 0 at some level before clean
 
     @property
     def total_R(self) -> Tensor:
@@ -65,13 +65,16 @@ class Profile:
 def profile_of(evidence: Evidence, *, alpha: float, shrink: bool = True) -> Profile:
     """Divergences, their monotone projection, and gains shrunk towards an even profile by their noise.
 
-    A reward that is not told from noise gets even gains.
+    A reward that is told from noise at no level before the clean end gets even gains. The end itself says
+    nothing of when: a reward that gives the same picture the same score is always told there, however few
+    samples there are.
     """
     divergence_RK = divergence_of_moments(evidence.moments_RK, alpha)
     errors_RK = evidence.errors_RK / evidence.moments_RK.clamp_min(1e-12) / (alpha - 1)
     monotone_RK, gains_RK = torch.empty_like(divergence_RK), torch.empty_like(divergence_RK)
     signal_R = torch.zeros(len(evidence.names), dtype=torch.float64)
-    detected_R = detected(divergence_RK, errors_RK, evidence.units_RK)
+    before_clean = (divergence_RK[:, :-1], errors_RK[:, :-1], evidence.units_RK[:, :-1])
+    detected_R = detected(*before_clean)
     for r, (row, error) in enumerate(zip(divergence_RK, errors_RK, strict=True)):
         monotone_RK[r] = monotone(row, inverse_variances(error))
         raw_K = gains(monotone_RK[r])
@@ -98,7 +101,7 @@ def detected(divergence_RK: Tensor, errors_RK: Tensor, units_RK: Tensor) -> Tens
     """
     from scipy.stats import t as student
 
-    steps = divergence_RK.shape[1]
+    steps = max(1, divergence_RK.shape[1])
     freedom = (units_RK - 1).clamp_min(1).numpy()
     limit_RK = torch.from_numpy(student.isf(FALSE_ALARMS / steps, freedom))
     return (divergence_RK > limit_RK * errors_RK).any(1)

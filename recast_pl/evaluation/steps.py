@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 
 import lightning.pytorch as pl
+import torch
 
 from recast_pl.clock import StageClock
 from recast_pl.evaluation.statistics import ScoreStatistics
@@ -47,6 +48,7 @@ class EvaluationSteps(pl.LightningModule, ABC):
         if batch.padding:  # this process has fewer held-out prompts; it had to take the same steps
             rollout = rollout.first(len(batch) - batch.padding)
         if not len(rollout.batch):
+            self.statistics.update(torch.empty(len(suite.names), 0, device=self.device))  # it will be gathered
             return None
         scores = suite.score(rollout.images_B3HW, rollout.batch.prompts)
         self.statistics.update(scores.values_RB)

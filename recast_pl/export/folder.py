@@ -55,7 +55,7 @@ def export(
         weights = weights_of(checkpoint)
         if weights is not None:
             weights_figure(weights).savefig(writing / "W.png", dpi=150)
-        shown = {block: settings[block] for block in SHOWN if block in settings}
+        shown = without_secrets({block: settings[block] for block in SHOWN if block in settings})
         facts = Facts(
             module=module,
             policy=policy,
@@ -97,6 +97,22 @@ def weights_of(checkpoint: Mapping[str, Any]) -> Weights | None:
     if saved is None:
         return None
     return Weights(names=tuple(saved["names"]), levels=saved["levels"], values_RK=saved["values"])
+
+
+def without_secrets(settings: Any) -> Any:
+    """Settings as a card may show them: what goes into requests' headers may be a key, so only names are left.
+
+    >>> without_secrets({"served": {"url": "http://here", "headers": {"X-Api-Key": "s3cret"}}})
+    {'served': {'url': 'http://here', 'headers': {'X-Api-Key': '…'}}}
+    """
+    if isinstance(settings, list):
+        return [without_secrets(entry) for entry in settings]
+    if not isinstance(settings, Mapping):
+        return settings
+    return {
+        key: dict.fromkeys(value, "…") if key == "headers" and value else without_secrets(value)
+        for key, value in settings.items()
+    }
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 MIXED = {"16-mixed": torch.float16, "16": torch.float16, "bf16-mixed": torch.bfloat16, "bf16": torch.bfloat16}
-HALF = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

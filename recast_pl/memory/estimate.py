@@ -4,7 +4,8 @@ from functools import partial
 
 import torch
 
-from recast_pl.memory.budget import HALF, MIXED, Budget, Fixed, Geometry, Hardware, Passing, Stored, Update
+from recast_pl.honoured import check_precision
+from recast_pl.memory.budget import MIXED, Budget, Fixed, Geometry, Hardware, Passing, Stored, Update
 from recast_pl.module import ReCASTModule
 from recast_pl.policy import SD3Policy
 from recast_pl.policy.full_weights import FullWeights
@@ -19,13 +20,13 @@ def memory_budget(module: ReCASTModule, data: PromptData, hardware: Hardware) ->
 
     Raises:
         ValueError: for a policy whose shapes cannot be read without its weights, or samples that processes
-            cannot share.
+            cannot share, or a precision that nothing is trained in.
     """
     policy = module.policy
     if not isinstance(policy, SD3Policy):
         raise ValueError(f"model.policy: `memory` knows the shapes of SD3Policy, got {type(policy).__name__}")
-    half, autocast = HALF.get(hardware.precision), MIXED.get(hardware.precision)
-    sketch = Sketch(policy, half=half, autocast=autocast, gpu=hardware.gpu)
+    check_precision(hardware.precision)
+    sketch = Sketch(policy, autocast=MIXED.get(hardware.precision), gpu=hardware.gpu)
     geometry = geometry_of(module, data, processes=hardware.processes or 1)
     checkpointing = policy.gradient_checkpointing
 

@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any, Literal
 
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from recast_pl.rollout.base import RolloutSampler
@@ -29,7 +30,7 @@ class Objective(ABC):
         """Whether `velocities.reference_NCHW` is read."""
 
     def check(self, rollout: RolloutSampler) -> None:
-        """Refuses a rollout that this objective cannot train on.
+        """Refuses a rollout that this objective cannot train on, and warns of one that it is not meant for.
 
         Raises:
             ValueError: naming the key and what would do.
@@ -39,6 +40,11 @@ class Objective(ABC):
                 f"model.rollout: {type(self).__name__} trains on the rollout's log-probabilities, and a "
                 f"deterministic sampler has no log-probability: got {type(rollout).__name__}, take "
                 "recast_pl.rollout.SDERollout"
+            )
+        if self.trains_on == "noised" and rollout.guidance_scale != 1:
+            rank_zero_warn(
+                f"model.rollout.init_args.guidance_scale is {rollout.guidance_scale}, but the objective "
+                "trains the unguided velocity; the published recipes roll out at 1.0"
             )
 
     @abstractmethod

@@ -119,16 +119,7 @@ class FullWeights:
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """The trained parameters.
-
-        Raises:
-            ValueError: where something has cast them to less than float32.
-        """
-        if self._parameters[0].dtype != torch.float32:
-            raise ValueError(
-                f"trainer.precision: {KEY} trains float32 weights, and these were cast to "
-                f"{self._parameters[0].dtype}; use bf16-mixed or 16-mixed in place of bf16-true or 16-true"
-            )
+        """The trained parameters, float32."""
         return self._parameters
 
     @property

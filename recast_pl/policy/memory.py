@@ -90,24 +90,14 @@ class Sketch:
 
     Args:
         policy: a policy that is not loaded; it is filled, and is good for counting only.
-        half: the dtype that true half precision casts all of the denoiser to, adapters too; None: leaves it.
         autocast: the dtype of mixed precision; None: off.
         gpu: whether autocast and the optimiser follow the rules of a GPU.
     """
 
-    def __init__(
-        self,
-        policy: SD3Policy,
-        *,
-        half: torch.dtype | None = None,
-        autocast: torch.dtype | None = None,
-        gpu: bool = True,
-    ) -> None:
+    def __init__(self, policy: SD3Policy, *, autocast: torch.dtype | None = None, gpu: bool = True) -> None:
         self.policy, self.autocast, self.gpu = policy, autocast, gpu
         with torch.device("meta"):
             policy.adopt(_pipeline_of_shapes(policy), seed=0)
-            if half is not None:
-                policy.to(half)
         self._mode = FakeTensorMode()
         with self._mode:  # these say "CPU" where meta tensors say "meta", so that autocast knows them
             for network in (policy.denoiser, policy.pipeline.vae):

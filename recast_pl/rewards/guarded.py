@@ -6,7 +6,6 @@ Shape suffixes: B samples.
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +14,7 @@ from torch import Tensor, distributed
 
 from recast_pl.rewards.base import Reward
 from recast_pl.rewards.http import RewardUnusable
+from recast_pl.rewards.one_thread import Call, OneThread
 from recast_pl.types import Prompt
 
 OnFailure = Literal["raise", "mask"]
@@ -33,21 +33,21 @@ class RewardOptions:
     on_failure: OnFailure | None = None  # `raise` ends the run, `mask` leaves the score out and counts it
     retries: int = 0  # further attempts after an exception or a time-out
     retry_wait: float = 1.0  # seconds before the first further attempt, doubled at each one
-    timeout: float | None = None  # seconds for one micro-batch
+    timeout: float | None = None  # seconds for one micro-batch, from when the reward begins with it
     background: bool = False  # scored in a thread while the rollout goes on; for remote and CPU rewards
     offload: bool = False  # its networks wait on the CPU between uses
 
-    def checked(self, name: str) -> "RewardOptions":
-        """Refuses values out of range; names the key."""
-        for key, low in (("micro_batch_size", 1), ("retries", 0), ("retry_wait", 0)):
-            value = getattr(self, key)
+    def checked(self, key: str) -> "RewardOptions":
+        """Refuses values out of range; `key` is where they stand in the YAML."""
+        for option, low in (("micro_batch_size", 1), ("retries", 0), ("retry_wait", 0)):
+            value = getattr(self, option)
             if value is not None and value < low:
-                raise ValueError(f"rewards.options.{name}.{key}: expected {low} or more, got {value}")
+                raise ValueError(f"{key}.{option}: expected {low} or more, got {value}")
         if self.timeout is not None and not self.timeout > 0:
-            raise ValueError(f"rewards.options.{name}.timeout: expected above 0 seconds, got {self.timeout}")
+            raise ValueError(f"{key}.timeout: expected above 0 seconds, got {self.timeout}")
         if self.background and self.offload:
             raise ValueError(
-                f"rewards.options.{name}: `background` scores while the rollout goes on, so its networks "
+                f"{key}: `background` scores while the rollout goes on, so its networks "
                 "cannot wait on the CPU (`offload`); choose one"
             )
         return self
@@ -62,22 +62,30 @@ class GuardedReward:
         options: how it is run.
         micro_batch_size: where `options` says nothing.
         on_failure: where `options` says nothing.
+        block: of the YAML that it stands in, for messages.
     """
 
     def __init__(
-        self, name: str, reward: Reward, options: RewardOptions, *, micro_batch_size: int, on_failure: OnFailure
+        self,
+        name: str,
+        reward: Reward,
+        options: RewardOptions,
+        *,
+        micro_batch_size: int,
+        on_failure: OnFailure,
+        block: str = "rewards",
     ) -> None:
-        self.name, self.reward, self.options = name, reward, options
+        self.name, self.reward, self.options, self.block = name, reward, options, block
         self.micro_batch_size = options.micro_batch_size or micro_batch_size
         self.on_failure: OnFailure = options.on_failure or on_failure
         self.seconds = 0.0  # that it has taken so far
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: OneThread | None = None
 
-    def start(self, images: Tensor, prompts: Sequence[Prompt]) -> "Future[Tensor]":
+    def start(self, images: Tensor, prompts: Sequence[Prompt], *, next_in_line: bool = False) -> Call:
         """Scores a micro-batch in the reward's own thread."""
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"reward-{self.name}")
-        return self._thread.submit(self._scores, images, prompts)
+            self._thread = OneThread(f"reward-{self.name}")
+        return self._thread.submit(lambda: self._scores(images, prompts), next_in_line=next_in_line)
 
     def scores(self, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
         """Scores [B] of a micro-batch, NaN where masked.
@@ -89,14 +97,20 @@ class GuardedReward:
             return self.finished(lambda: self._scores(images, prompts), images, prompts)
         return self.finished(lambda: self.waited(self.start(images, prompts)), images, prompts)
 
-    def waited(self, future: "Future[Tensor]") -> Tensor:
-        """The result of a `start`, in time."""
+    def waited(self, call: Call) -> Tensor:
+        """The result of a `start`, in time.
+
+        One earlier call at most is still in work: it has as long again before this one begins.
+        """
+        limit = self.options.timeout
         try:
-            return future.result(self.options.timeout)
+            if not call.begun.wait(limit):
+                raise TimeoutError
+            return call.future.result(None if limit is None else limit + call.began - time.monotonic())
         except TimeoutError as error:
-            if not future.done():
-                future.cancel()
-                raise RewardFailure(f"no answer within {self.options.timeout:g} s") from error
+            if not call.future.done():
+                call.future.cancel()
+                raise RewardFailure(f"no answer within {limit:g} s") from error
             raise
 
     def finished(self, attempt: Attempt, images: Tensor, prompts: Sequence[Prompt]) -> Tensor:
@@ -108,12 +122,12 @@ class GuardedReward:
             except Exception as error:
                 if not further or isinstance(error, RewardUnusable):
                     if self.on_failure == "raise":
-                        raise RewardFailure(f"rewards.rewards.{self.name}: {error}") from error
+                        raise RewardFailure(f"{self.block}.rewards.{self.name}: {error}") from error
                     _warn_once_for_all(f"the reward {self.name!r} failed and is masked: {error}")
                     return torch.full((len(images),), torch.nan, device=images.device)
                 _warn_once_for_all(f"the reward {self.name!r} failed and is asked again: {error}")
             time.sleep(wait)
-            wait, attempt = 2 * wait, lambda: self.waited(self.start(images, prompts))
+            wait, attempt = 2 * wait, lambda: self.waited(self.start(images, prompts, next_in_line=True))
         raise AssertionError("unreachable")
 
     @torch.no_grad()
@@ -143,7 +157,7 @@ class GuardedReward:
     def close(self) -> None:
         """Ends the thread once its call returns; a call that hangs is left behind."""
         if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread.close()
             self._thread = None
 
 

@@ -16,7 +16,7 @@ class JudgeSuite(RewardSuite):
         progress_bar: show a bar for judging that takes longer than a few seconds.
     """
 
-    needs_rewards = False
+    block, needs_rewards = "judges", False
 
     def __init__(
         self,

@@ -5,7 +5,6 @@ Shape suffixes: R rewards, B samples.
 
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ from tqdm import tqdm
 
 from recast_pl.rewards.base import Reward
 from recast_pl.rewards.guarded import GuardedReward, OnFailure, RewardOptions
+from recast_pl.rewards.one_thread import Call
 from recast_pl.types import Prompt, Scores
 
 
@@ -50,9 +50,10 @@ class RewardSuite:
             GuardedReward(
                 name,
                 reward,
-                (options or {}).get(name, RewardOptions()).checked(name),
+                (options or {}).get(name, RewardOptions()).checked(f"{self.block}.options.{name}"),
                 micro_batch_size=micro_batch_size,
                 on_failure=on_failure,
+                block=self.block,
             )
             for name, reward in self.rewards.items()
         ]
@@ -78,15 +79,16 @@ class RewardSuite:
     ) -> None:
         """Raises for what no suite can have."""
         if not rewards and self.needs_rewards:
-            raise ValueError("rewards.rewards: expected at least one reward")
+            raise ValueError(f"{self.block}.rewards: expected at least one reward")
         if micro_batch_size < 1:
-            raise ValueError(f"rewards.micro_batch_size: expected 1 or more, got {micro_batch_size}")
+            raise ValueError(f"{self.block}.micro_batch_size: expected 1 or more, got {micro_batch_size}")
         if unknown := options.keys() - rewards.keys():
             raise ValueError(
-                f"rewards.options: names {sorted(unknown)} that do not exist; the rewards are "
+                f"{self.block}.options: names {sorted(unknown)} that do not exist; the rewards are "
                 f"{', '.join(rewards) or 'none'}"
             )
 
+    block = "rewards"  # of the YAML, for messages
     needs_rewards = True
 
     def _checked(self, budgets: Mapping[str, float] | None) -> dict[str, float]:
@@ -199,7 +201,7 @@ class Scoring:
     def __init__(self, suite: RewardSuite, prompts: Sequence[Prompt], device: torch.device) -> None:
         self.suite, self.prompts, self.device = suite, prompts, device
         self._images: list[Tensor] = []
-        self._jobs: dict[str, list[tuple[Future[Tensor], Tensor, Sequence[Prompt]]]] = {
+        self._jobs: dict[str, list[tuple[Call, Tensor, Sequence[Prompt]]]] = {
             guarded.name: [] for guarded in suite.guarded if guarded.options.background
         }
 
@@ -240,8 +242,8 @@ class Scoring:
                 rows = {**self._foreground(images, bar), **self._background(bar)}
             finally:
                 for jobs in self._jobs.values():
-                    for future, *_ in jobs:
-                        future.cancel()
+                    for call, *_ in jobs:
+                        call.future.cancel()
         values_RB = torch.stack([rows[name] for name in suite.names])
         return Scores(names=suite.names, values_RB=values_RB, valid_RB=values_RB.isfinite())
 
@@ -272,8 +274,8 @@ class Scoring:
         for guarded in self.suite.guarded:
             if guarded.options.background:
                 parts = []
-                for future, part, prompts in self._jobs[guarded.name]:
-                    parts.append(guarded.finished(partial(guarded.waited, future), part, prompts))
+                for call, part, prompts in self._jobs[guarded.name]:
+                    parts.append(guarded.finished(partial(guarded.waited, call), part, prompts))
                     bar.update(len(part))
                 rows[guarded.name] = torch.cat(parts) if parts else torch.empty(0, device=self.device)
         return rows
