@@ -5,6 +5,7 @@ Nothing heavy is imported before a verb is known and its configuration files can
 
 import sys
 
+from recast_pl import __version__
 from recast_pl.messages import closest, help_text, refusal, shows_traceback, unreadable_configuration
 
 VERBS = {  # as the subcommands of recast_pl.cli, whose import takes seconds
@@ -29,6 +30,9 @@ def main(arguments: list[str] | None = None) -> None:
     if not given or given[0] in ("-h", "--help"):
         print(help_text(PROGRAM, VERBS), file=sys.stdout if given else sys.stderr)
         sys.exit(0 if given else 2)
+    if given[0] == "--version":
+        print(f"recast_pl {__version__}")
+        return
     if not given[0].startswith("-") and given[0] not in VERBS:
         _end(f"no verb {given[0]!r}{closest(given[0], VERBS)}; there are {', '.join(VERBS)}")
     if wrong := unreadable_configuration(given):

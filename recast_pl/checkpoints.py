@@ -76,8 +76,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except (RuntimeError, EOFError, pickle.UnpicklingError, OSError) as error:
             if isinstance(error, FileNotFoundError):
                 raise
+            said = (
+                str(error).partition("Re-running `torch.load`")[0].strip()
+            )  # torch's advice is not to be taken
             raise ValueError(
-                f"--ckpt_path: {path} is no whole checkpoint (cut short, or of another program): {error}"
+                f"--ckpt_path: {path} is no whole checkpoint (cut short, or of another program): {said}"
             ) from error
         wanted = ("state_dict", "iteration", "pytorch-lightning_version")
         missing = [key for key in wanted if not isinstance(checkpoint, dict) or key not in checkpoint]

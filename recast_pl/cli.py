@@ -31,6 +31,8 @@ DEFAULT_SEED = 42
 class Parser(LightningArgumentParser):
     """Lightning's, whose errors are a message and a hint instead of all its keys."""
 
+    verb: str | None = None  # whose keys an error points to
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Ends with exit code 2."""
         if not self.exit_on_error:  # a parser inside another's
@@ -38,6 +40,8 @@ class Parser(LightningArgumentParser):
         parser = getattr(ex, "subcommand_parser", None) or self
         keys = [action.dest for action in parser._actions]
         program = parser.prog.replace(" [options]", "")
+        if self.verb is not None and not program.endswith(self.verb):
+            program = f"{program} {self.verb}"
         print_error(explained(message, keys), help_command=f"{program} --help", error=ex)
         self.exit(2)
 
@@ -54,6 +58,13 @@ class ReCASTCLI(LightningCLI):
     def __init__(self, *arguments: Any, verb: str | None = None, **options: Any) -> None:
         self._verb = verb
         super().__init__(*arguments, **options)
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """As Lightning's; it knows the verb that was asked for."""
+        parser = super().init_parser(**kwargs)
+        if isinstance(parser, Parser):
+            parser.verb = self._verb
+        return parser
 
     def _prepare_subcommand_parser(
         self, klass: type, subcommand: str, **kwargs: Any

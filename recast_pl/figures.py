@@ -15,5 +15,6 @@ def log_figure(trainer: pl.Trainer, name: str, draw: Callable[[], "Figure"], *, 
     loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
     if trainer.is_global_zero and loggers:
         figure = draw()
+        figure.draw_without_rendering()  # TensorBoard draws once; subfigures settle at the second time
         for logger in loggers:
             logger.experiment.add_figure(name, figure, global_step=step, close=False)

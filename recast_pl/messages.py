@@ -26,11 +26,12 @@ def shows_traceback() -> bool:
 def closest(name: str, known: Iterable[str]) -> str:
     """A suggestion that can follow a message, empty where nothing is near.
 
-    >>> closest("fitt", ["fit", "test"]), closest("zebra", ["fit"])
-    (' (did you mean fit?)', '')
+    >>> closest("fitt", ["fit", "test"]), closest("recast", ["ReCAST"]), closest("zebra", ["fit"])
+    (' (did you mean fit?)', ' (did you mean ReCAST?)', '')
     """
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    of = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), of, n=1)
+    return f" (did you mean {of[near[0]]}?)" if near else ""
 
 
 def help_text(program: str, verbs: Mapping[str, str]) -> str:
@@ -48,7 +49,7 @@ def unreadable_configuration(arguments: Sequence[str]) -> str | None:
     for named in _configurations(arguments):
         if "://" in named or named.lstrip().startswith("{"):  # fsspec's, or the content itself
             continue
-        if wrong := _wrong_with(Path(named)):
+        if wrong := wrong_with(Path(named)):
             return f"--config {named}: {wrong}"
     return None
 
@@ -61,7 +62,8 @@ def _configurations(arguments: Sequence[str]) -> Iterator[str]:
             yield word.removeprefix("--config=")
 
 
-def _wrong_with(path: Path) -> str | None:
+def wrong_with(path: Path) -> str | None:
+    """What keeps a file from being one of keys and values."""
     import yaml  # type: ignore[import-untyped]
 
     try:
@@ -93,14 +95,20 @@ def explained(message: str, keys: Iterable[str]) -> str:
     >>> explained("Subcommand 'fit' does not accept option 'credit.every_n_step'", ["credit.every_n_steps"])
     'credit.every_n_step: no such key (did you mean credit.every_n_steps?)'
     """
-    found = re.search(r"does not accept option '([^']+)'|unrecognized arguments: (?:--)?([^\s=]+)", message)
+    if own := re.findall(r"^\s*- (\w+(?:\.\w+)+: .+)", message, re.M):
+        return str(own[-1])  # what a constructor of this package refused, innermost
+    found = re.search(
+        r"does not accept option '([^']+)'|unrecognized arguments: (?:--)?([^\s=]+)"
+        r"|^\s*Option '([^']+)' is not accepted",
+        message,
+    )
     if found:
-        key = found[1] or found[2]
+        key = found[1] or found[2] or found[3]
         return f"{key}: no such key{_closest_key(key, keys)}"
     if said := _required(message) or _argument_type(message):
         return said
     key = (re.search(r'Parser key "([^"]+)"', message) or ["", ""])[1]
-    for line in (_argument, _class_path, _bare_name):
+    for line in (_argument, _class_path, _entry, _bare_name, _other_class):
         if said := line(message):
             return f"{key}: {said}" if key else said
     shorter = re.sub(r'^Parser key "([^"]+)":\s*', r"\1: ", message.strip())
@@ -123,6 +131,8 @@ def _required(message: str) -> str | None:
     found = re.search(r"arguments are required: (.+)", message)
     if not found:
         return None
+    if above := re.findall(r'Parser key "([^"]+)"', message[: found.start()]):  # of a class
+        return f"no value for {', '.join('.init_args.'.join([*above, key]) for key in found[1].split(', '))}"
     missing = [key.strip().partition(".")[2] or key.strip() for key in found[1].split(",")]
     hint = "; a file that has them: --config configs/quickstart.yaml" if "model.policy" in missing else ""
     return f"no value for {', '.join(missing)}{hint}"
@@ -167,8 +177,46 @@ def _bare_name(message: str) -> str | None:
     found = re.search(r"Expected a dot import path string: (\S+)", message)
     if not found:
         return None
-    near = closest(found[1], public_classes())
-    return f"no class {found[1]!r}{near}; a class of your own goes by its path, module.Class"
+    names = _public_of_kind(message)
+    near = closest(found[1], names or public_classes())
+    listed = f"; there are {', '.join(names)}, and" if names else ";"
+    return f"no class {found[1]!r}{near}{listed} a class of your own goes by its path, module.Class"
+
+
+def _other_class(message: str) -> str | None:
+    found = re.search(r"does not correspond to a subclass of (\w+)(?:.|\n)*Given value: ([\w.]+)", message)
+    if not found:
+        return None
+    return f"{found[2]} is no {found[1]}; there are {', '.join(_public_of_kind(message)) or 'none here'}"
+
+
+def _entry(message: str) -> str | None:
+    """About a key below a name of the user's own, which the command line cannot set by itself."""
+    found = re.search(
+        r"Subtypes: \[dict\[.*(?:.|\n)*NestedArg\(key='([^.']+)\.([^']+)', val='([^']*)'", message
+    )
+    if not found:
+        return None
+    name, key, value = found.groups()
+    return (
+        f"{name}.{key} cannot be set by itself here; put it into a YAML file, or give all as JSON: "
+        f'{{"{name}": {{"{key}": {value}}}}}'
+    )
+
+
+def _public_of_kind(message: str) -> list[str]:
+    """The public classes of the kind that a complaint says it expected."""
+    found = re.search(r"Subtypes: \[<class 'recast_pl\.([\w.]+)\.(\w+)'", message)
+    if not found:
+        return []
+    kind = getattr(importlib.import_module(f"recast_pl.{found[1]}"), found[2])
+    module = importlib.import_module(f"recast_pl.{found[1].split('.')[0]}")
+    public = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
+    return [
+        name
+        for name, one in public.items()
+        if inspect.isclass(one) and issubclass(one, kind) and not inspect.isabstract(one)
+    ]
 
 
 def public_classes() -> dict[str, str]:
@@ -183,8 +231,8 @@ def public_classes() -> dict[str, str]:
 def refusal(error: Exception) -> str | None:
     """What a user can do about an exception from before the first step; None: it is to be seen whole.
 
-    A `ValueError` raised by this package's own code, a model that cannot be fetched, a device or a file that is
-    not there. Whatever comes out of the running loops is none of them.
+    A `ValueError` or `ImportError` raised by this package's own code, a model that cannot be fetched, a device
+    or a file that is not there. Whatever comes out of the running loops is none of them.
     """
     frames = traceback.extract_tb(error.__traceback__)
     if any(frame.name == "_run_stage" for frame in frames):  # Lightning's, around all loops
@@ -199,7 +247,7 @@ def refusal(error: Exception) -> str | None:
     if isinstance(error, (FileNotFoundError, FileExistsError, PermissionError)):
         return str(error)
     ours = bool(frames) and _PACKAGE in Path(frames[-1].filename).parents
-    return str(error) if ours and type(error) is ValueError else None
+    return str(error) if ours and type(error) in (ValueError, ImportError) else None
 
 
 def _unfetched(error: OSError) -> str:
@@ -210,6 +258,8 @@ def _unfetched(error: OSError) -> str:
         names.add(type(link).__name__)
         link = link.__cause__ or link.__context__
     said = str(error).strip().splitlines()[0].partition(" Please check out the root cause")[0]  # none is shown
+    if "found in directory" in said:  # a folder, and no hub was asked
+        return f"{said}\n`pretrained` names a folder that holds no such model."
     if "GatedRepoError" in names or "gated repo" in str(error):
         return (
             f"{said}\nThe model is gated: accept its licence on its page at huggingface.co, then `hf auth "
@@ -217,8 +267,8 @@ def _unfetched(error: OSError) -> str:
         )
     return (
         f"{said}\nThe cache and the Hugging Face Hub were tried. Is the name (owner/name) right, is there a "
-        "network, and is HF_HUB_OFFLINE unset? A private model needs `hf auth login` or HF_TOKEN. Without the "
-        "hub, give `pretrained` the path of a folder that holds the model."
+        "network, and is HF_HUB_OFFLINE unset? A private or gated model needs `hf auth login` or HF_TOKEN. "
+        "Without the hub, give `pretrained` the path of a folder that holds the model."
     )
 
 

@@ -49,7 +49,7 @@ def measure_profile(
     datamodule.trainer = trainer
     model.rewards.check_prompts(datamodule.prompts("train"), origin=datamodule.origin("train"))
     datamodule.check_shares(trainer.world_size)
-    strategy.check(model.rewards.names, model.rewards.budgets_R)
+    strategy.check(model.rewards.names, model.rewards.budgets_R, model.rollout.num_steps)
     watcher = Profiling(model, strategy)
     trainer.predict(
         watcher,

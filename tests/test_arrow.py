@@ -11,6 +11,8 @@ MAY_IMPORT = {
     "types": set(),
     "noise": set(),
     "clock": set(),
+    "messages": set(),
+    "honoured": set(),
     "iteration_log": {"types"},
     "old_policy": set(),
     "average": set(),
@@ -23,14 +25,14 @@ MAY_IMPORT = {
     "prompts": {"types", "noise", "scenes", "coco"},
     "policy": {"types", "assets"},
     "rollout": {"types", "noise", "policy"},
-    "rewards": {"types", "assets", "scenes", "coco"},
+    "rewards": {"types", "assets", "scenes", "coco", "messages"},
     "advantages": {"types"},
     "objectives": {"types", "rollout"},
     "update": {"types", "noise"},
     "credit": {"types", "noise", "rollout", "figures", "palette", "module"},  # the callback sets the module's W
     "evaluation": {"types", "clock", "policy", "rewards"},
     "palette": set(),
-    "study": {"palette"},  # it starts processes and reads files
+    "study": {"palette", "messages"},  # it starts processes and reads files
     "export": {"types", "assets", "policy", "credit", "checkpoints", "module"},
 }
 

@@ -79,7 +79,7 @@ def test_temperatures_by_reward_and_wrong_names():
         tables[b] = strategy.table(("a", "b"), torch.ones(2), LEVELS)
     assert tables[1e6].std() < 1e-5 < tables[1.0].std()
     with pytest.raises(ValueError, match=r"temperature: names a, c, but the rewards are a, b"):
-        ReCAST(temperature={"a": 1.0, "c": 1.0}).check(("a", "b"), torch.ones(2))
+        ReCAST(temperature={"a": 1.0, "c": 1.0}).check(("a", "b"), torch.ones(2), 4)
 
 
 def test_fewer_samples_are_the_first_ones_of_every_process():

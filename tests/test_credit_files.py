@@ -43,7 +43,7 @@ def test_a_table_comes_back_and_is_stored_from_clean_to_noise(tmp_path):
     [
         (("a", "c"), (1.0, 1.0), FEW_LEVELS, "rewards a, b, this run's are a, c"),
         (("a", "b"), (2.0, 1.0), FEW_LEVELS, r"shares 0\.5, 0\.5, rewards\.budgets asks for 0\.6667, 0\.3333"),
-        (("a", "b"), (1.0, 1.0), LEVELS, "noise levels.*this run's are"),
+        (("a", "b"), (1.0, 1.0), LEVELS, "is of 4 denoising steps, this run's rollout has"),
         (("a", "b"), (1.0, 1.0), torch.tensor([1.0, 0.7, 0.5, 0.2, 0.0]), "noise levels.*this run's are"),
     ],
 )
@@ -87,8 +87,9 @@ def test_profiles_from_a_file_give_the_same_divergences(tmp_path):
 @pytest.mark.parametrize(
     ("names", "levels", "message"),
     [
-        (("a", "c"), FEW_LEVELS, "no density ratios of c"),
-        (("a", "b"), LEVELS, "noise levels.*this run's are"),
+        (("a", "c"), FEW_LEVELS, "holds no profiles of c, only of a, b"),
+        (("a", "b"), LEVELS, "is of 4 denoising steps, this run's rollout has"),
+        (("a", "b"), FEW_LEVELS**2, "noise levels.*this run's are"),
     ],
 )
 def test_profiles_of_something_else_are_refused(tmp_path, names, levels, message):
@@ -116,7 +117,7 @@ def test_a_profile_on_file_gives_the_W_that_it_gave(tmp_path):
     one.observe(alone.probe(samples=16))
     assert torch.equal(one.profile.divergence_RK[0], strategy.profile.divergence_RK[1])
     other = Gaussian(rewards={"tide": lambda x0: x0})
-    with pytest.raises(ValueError, match="no evidence on tide; it is of linear, wave"):
+    with pytest.raises(ValueError, match="holds no profiles of tide, only of linear, wave"):
         ReCAST(estimator=FromFile(path=str(tmp_path / "profiles.npz"))).observe(other.probe(samples=16))
     with pytest.raises(
         ValueError, match=r"init_args\.clip: the evidence in .* is of clip 5\.0, this run's is 3"

@@ -5,12 +5,15 @@ import subprocess
 import sys
 
 import pytest
-from command_line import QUICKSTART
+from command_line import CONFIGS, QUICKSTART
 
+from recast_pl import __version__
 from recast_pl.__main__ import VERBS, main
 from recast_pl.checkpoints import AtomicCheckpointIO
 from recast_pl.messages import refusal
+from recast_pl.rewards.serve import main as serve
 
+CREDIT = CONFIGS / "credit"
 LIGHT = "import sys; {}; print(sorted({{m.split('.')[0] for m in sys.modules}} & {{{}}}))"
 
 
@@ -91,6 +94,32 @@ PROMPTS = '{"class_path": "TextFile", "init_args": {"path": "nowhere.txt"}}'
             ["--rewards.options", '{"jpeg": {"retrie": 1}}'],
             "RewardOptions has no argument 'retrie' (did you mean",
         ),
+        (
+            ["--rewards.options.jpeg.background", "true"],
+            'jpeg.background cannot be set by itself here; put it into a YAML file, or give all as JSON: {"',
+        ),
+        (["--credit.strategy", "recast"], "credit.strategy: no class 'recast' (did you mean ReCAST?)"),
+        (["--model.objective", "NFT"], "there are AWM, DDPO, DGPO,"),
+        (
+            ["--credit.strategy", "recast_pl.objectives.DiffusionNFT"],
+            "recast_pl.objectives.DiffusionNFT is no CreditStrategy; there are SNR, Fixed,",
+        ),
+        (
+            ["--credit.strategy.temperature", "0"],
+            "credit.strategy.init_args.temperature: expected above 0, got 0.0",
+        ),
+        (
+            ["--model.rollout.init_args.num_steps", "0"],
+            "error: model.rollout.init_args.num_steps: expected 1 or",
+        ),
+        (
+            ["--credit.strategy.estimator", "FromFile"],
+            "no value for credit.strategy.init_args.estimator.init_args.path\nAll keys: python -m recast_pl fit ",
+        ),
+        (
+            ["--config", str(CREDIT / "window.yaml"), "--credit.strategy.init_args.steps", "20"],
+            "a window of 20 steps, but the rollout has 4",
+        ),
         (["--data.train", PROMPTS], "no prompt file 'nowhere.txt'"),
         (["--model.policy.init_args.pretrained", "./no/folder"], "model.policy.init_args.pretrained"),
     ],
@@ -113,6 +142,56 @@ def test_a_missing_checkpoint_is_told_before_anything_is_built(verb, capsys, tmp
     assert "knows no 'best'" in refused(capsys, *common, "best")
     if verb != "fit":
         assert "knows no 'last'" in refused(capsys, *common, "last")
+
+
+def test_evidence_and_tables_of_something_else_are_refused_before_anything_is_loaded(capsys):
+    said = refused(capsys, "fit", "--config", str(CONFIGS / "tiny" / "setting_a.yaml"),
+                   "--trainer.logger", "false", "--credit.strategy.estimator", "recast_pl.credit.FromFile",
+                   "--credit.strategy.estimator.path", str(CREDIT / "quickstart.npz"))  # fmt: skip
+    assert "quickstart.npz holds no profiles of layout, shape, only of clipscore, composition" in said
+    said = refused(capsys, "fit", "--config", QUICKSTART, "--trainer.logger", "false",
+                   "--credit.strategy", "recast_pl.credit.Fixed",
+                   "--credit.strategy.path", str(CREDIT / "quickstart.npz"),
+                   "--model.rollout.init_args.num_steps", "20")  # fmt: skip
+    assert "is of 10 denoising steps, this run's rollout has 20 (model.rollout.init_args.num_steps)" in said
+
+
+def test_a_reward_s_missing_package_is_no_traceback(overlay, capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "rapidocr", None)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text('a sign that says "open"\n')
+    source = json.dumps({"class_path": "TextFile", "init_args": {"path": str(prompts)}})
+    said = refused(capsys, "validate", "--config", QUICKSTART, "--config", overlay, "--trainer.logger", "false",
+                   *one_reward("recast_pl.rewards.OCR"), "--rewards.budgets", "null",
+                   "--data.evaluation", source)  # fmt: skip
+    assert "OCR needs the packages of the extra `ocr`" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--reward", "CLIPscor"], "no class 'CLIPscor' (did you mean CLIPScore?)"),
+        (["--reward", "Sharpness", "--port", "80000"], "port: expected 0 to 65535, got 80000"),
+        (
+            ["--reward", "Sharpness", "--device", "warp"],
+            "device: expected cpu, or a device that torch sees here, got",
+        ),
+        (
+            ["--reward.class_path", "CLIPScore", "--reward.init_args.pretrained", "recast_pl://clipp"],
+            "error: CLIPScore.pretrained: no embedded model 'recast_pl://clipp'",
+        ),
+    ],
+)
+def test_a_reward_s_server_refuses_in_words_too(words, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        serve(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_version(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out == f"recast_pl {__version__}\n"
 
 
 def test_a_verb_without_a_configuration(capsys):

@@ -171,7 +171,7 @@ def test_engine_errors_are_raised_and_never_a_score():
 @pytest.mark.parametrize("package", ["rapidocr", "onnxruntime"])
 def test_an_absent_package_names_the_extra(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=r"recast-pl\[ocr\]"):
+    with pytest.raises(ImportError, match=r"extra `ocr`.*'\.\[ocr\]'"):
         OCR().load(torch.device("cpu"))
 
 

@@ -114,7 +114,7 @@ def test_rewards_of_budget_0_do_not_move_the_stages():
 )
 def test_stages_and_rewards_that_do_not_go_together(stages, budgets, message):
     with pytest.raises(ValueError, match=message):
-        Stage(stages=stages).check(NAMES, torch.tensor(budgets))
+        Stage(stages=stages).check(NAMES, torch.tensor(budgets), 4)
 
 
 def test_an_unknown_reward_ends_the_run_before_anything_is_loaded():

@@ -14,7 +14,7 @@ from command_line import CONFIGS, QUICKSTART
 
 from recast_pl.cli import main as command_line
 from recast_pl.study.__main__ import main
-from recast_pl.study.folder import RunFolder, collect
+from recast_pl.study.folder import RunFolder, collect, write_plan
 from recast_pl.study.plan import read_study
 from recast_pl.study.record import read_lines
 
@@ -90,6 +90,23 @@ def test_an_axis_of_one_setting_alone(tmp_path):
 def test_a_wrong_file_is_refused_in_words(tmp_path, capsys, change, message):
     assert main(["run", str(file_of(tmp_path, content(**change)))]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("a: [b", "no valid YAML"), (None, "no such file"), ("- a", "got a list")]
+)
+def test_what_is_no_study_file_is_told_in_a_line(text, said, tmp_path, capsys):
+    path = tmp_path / "study.yaml"
+    if text is not None:
+        path.write_text(text)
+    assert main(["run", str(path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_report_without_a_finished_run_says_so(tmp_path, capsys):
+    write_plan(read_study(file_of(tmp_path, content())), tmp_path / "runs")
+    assert main(["report", str(tmp_path / "runs")]) == 1
+    assert "No run of this study is finished yet" in capsys.readouterr().err
 
 
 def test_a_changed_file_is_noticed(tmp_path, capsys):

@@ -44,7 +44,8 @@ class CreditAssigner(pl.Callback):
         """Checks the strategy against rewards and budgets, before any weight is loaded."""
         if stage == "fit":
             module = _ours(pl_module)
-            self.strategy.check(module.rewards.names, module.rewards.budgets_R)
+            suite, steps = module.rewards, module.rollout.num_steps
+            self.strategy.check(suite.names, suite.budgets_R, steps)
             if self.strategy.needs_updates and module.objective.trains_on == "trajectory":
                 raise ValueError(
                     "credit.strategy: learns from clean samples that the update noises anew, and "

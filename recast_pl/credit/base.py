@@ -33,8 +33,8 @@ class CreditStrategy(ABC):
         """Whether `table` can be asked for as things stand."""
         return not self.needs_evidence
 
-    def check(self, names: Sequence[str], budgets_R: Tensor) -> None:  # noqa: B027 - most go with all
-        """Refuses rewards and budgets that this strategy does not go with, before any weight is loaded.
+    def check(self, names: Sequence[str], budgets_R: Tensor, steps: int) -> None:  # noqa: B027 - most go with all
+        """Refuses rewards, budgets and K = `steps` that it does not go with, before any weight is loaded.
 
         Raises:
             ValueError: naming the key and what would do.

@@ -170,6 +170,19 @@ def check_same(found: Any, names: tuple[str, ...], levels: Tensor, *, what: str)
     check_levels(found, levels, what=what)
 
 
+def check_steps(found: Any, steps: int, *, what: str) -> None:
+    """Refuses a W, table or evidence of another number of steps: what can be told before the policy is loaded.
+
+    Raises:
+        ValueError: naming both.
+    """
+    if len(found.levels) - 1 != steps:
+        raise ValueError(
+            f"{what} is of {len(found.levels) - 1} denoising steps, this run's rollout has {steps} "
+            "(model.rollout.init_args.num_steps)"
+        )
+
+
 def check_levels(found: Any, levels: Tensor, *, what: str) -> None:
     """Refuses a W, table or evidence of another schedule.
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from recast_pl.credit import released
 from recast_pl.credit.base import CreditStrategy
-from recast_pl.credit.evidence import check_same
+from recast_pl.credit.evidence import check_same, check_steps
 
 TOLERANCE = 1e-6  # of row sums against budgets
 
@@ -33,10 +33,12 @@ class Fixed(CreditStrategy):
                 f"{', '.join(self.file.ratios) or 'no'} profiles; for these take ReCAST with FromFile"
             )
 
-    def check(self, names: Sequence[str], budgets_R: Tensor) -> None:
-        """Refuses a table of other rewards or budgets; names both."""
+    def check(self, names: Sequence[str], budgets_R: Tensor, steps: int) -> None:
+        """Refuses a table of other rewards, budgets or numbers of steps; names both."""
         assert self.file.table_RK is not None
-        check_same(self.file, tuple(names), self.file.levels, what=f"the table in {self.path}")
+        what = f"the table in {self.path}"
+        check_same(self.file, tuple(names), self.file.levels, what=what)
+        check_steps(self.file, steps, what=what)
         wanted_R = budgets_R.double() / budgets_R.double().sum()
         rows_R = self.file.table_RK.sum(1)
         if (rows_R - wanted_R).abs().max() > TOLERANCE:
@@ -52,7 +54,7 @@ class Fixed(CreditStrategy):
             ValueError: where it is of other rewards, noise levels or budgets; names both.
         """
         assert self.file.table_RK is not None
-        self.check(names, budgets_R)
+        self.check(names, budgets_R, len(levels) - 1)
         check_same(self.file, tuple(names), levels, what=f"the table in {self.path}")
         return self.file.table_RK.clone()
 

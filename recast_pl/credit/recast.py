@@ -70,8 +70,9 @@ class ReCAST(CreditStrategy):
         self._told: set[str] = set()  # undetected rewards that the user has been told of
         self.estimator.check(self)
 
-    def check(self, names: Sequence[str], budgets_R: Tensor) -> None:
-        """Refuses temperatures of other rewards."""
+    def check(self, names: Sequence[str], budgets_R: Tensor, steps: int) -> None:
+        """Refuses temperatures of other rewards, and what the estimator cannot measure."""
+        self.estimator.check_run(names, steps)
         if isinstance(self.temperature, dict) and set(self.temperature) != set(names):
             raise ValueError(
                 f"credit.strategy.init_args.temperature: names {', '.join(self.temperature)}, but the rewards "
@@ -128,7 +129,7 @@ class ReCAST(CreditStrategy):
         """
         if self.profile is None:
             raise RuntimeError("ReCAST's W is asked for before any evidence: call observe() first")
-        self.check(names, budgets_R)
+        self.check(names, budgets_R, len(levels) - 1)
         share_R, steps = budgets_R.double() / budgets_R.double().sum(), len(levels) - 1
         table_RK = (share_R / steps)[:, None].expand(-1, steps).clone()
         follows_R = self.profile.detected_R & (share_R > 0)

@@ -83,6 +83,16 @@ class Separable(CreditStrategy):
         """Whether there is evidence, or none is needed."""
         return not self.needs_evidence or self.profile is not None
 
+    def check(self, names: Sequence[str], budgets_R: Tensor, steps: int) -> None:
+        """Refuses a `time` of another number of steps, and what the estimator cannot measure."""
+        if self.needs_evidence:
+            self.measured.check(names, budgets_R, steps)
+        if self.time is not None and len(self.time) != steps:
+            raise ValueError(
+                f"{KEY}.time: {len(self.time)} weights, but the rollout has {steps} steps "
+                "(model.rollout.init_args.num_steps)"
+            )
+
     def observe(self, probe: Probe) -> None:
         """Measures, and averages with what was measured before."""
         self.measured.observe(probe)
@@ -109,11 +119,7 @@ class Separable(CreditStrategy):
         if not self.ready:
             raise RuntimeError("Separable's W is asked for before any evidence: call observe() first")
         share_R, steps = budgets_R.double() / budgets_R.double().sum(), len(levels) - 1
-        if self.time is not None and len(self.time) != steps:
-            raise ValueError(
-                f"{KEY}.time: {len(self.time)} weights, but the rollout has {steps} steps "
-                "(model.rollout.init_args.num_steps)"
-            )
+        self.check(names, budgets_R, steps)
         if self.time is not None:
             time_K = torch.tensor(self.time, dtype=torch.float64)
         else:

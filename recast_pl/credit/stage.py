@@ -81,7 +81,7 @@ class Stage(CreditStrategy):
         """Whether the stages' steps can be told."""
         return not self.needs_evidence or self.meter.sizes_RK is not None
 
-    def check(self, names: Sequence[str], budgets_R: Tensor) -> None:
+    def check(self, names: Sequence[str], budgets_R: Tensor, steps: int) -> None:
         """Refuses unknown rewards, rewards with a budget and no stage, and stages without a budget."""
         listed = [name for stage in STAGES for name in self.stages[stage]]
         if unknown := [name for name in dict.fromkeys(listed) if name not in names]:
@@ -131,7 +131,7 @@ class Stage(CreditStrategy):
         >>> stage.table(("a", "b"), torch.tensor([3.0, 1.0]), levels).tolist()
         [[0.25, 0.25, 0.25, 0.0], [0.0, 0.0, 0.125, 0.125]]
         """
-        self.check(names, budgets_R)
+        self.check(names, budgets_R, len(levels) - 1)
         of_K = self.stage_of_steps(budgets_R, levels)
         member_RS = torch.tensor([[name in self.stages[stage] for stage in STAGES] for name in names])
         on_RK = member_RS[:, of_K].double() * (budgets_R.double() / budgets_R.double().sum())[:, None]

@@ -74,6 +74,14 @@ class Window(CreditStrategy):
         """Whether the window's place is known."""
         return self.place != "sliding" or self.iteration is not None
 
+    def check(self, names: Sequence[str], budgets_R: Tensor, steps: int) -> None:
+        """Refuses a window of more steps than there are."""
+        if self.steps is not None and self.steps > steps:
+            raise ValueError(
+                f"credit.strategy.init_args.steps: a window of {self.steps} steps, but the rollout has {steps} "
+                "(model.rollout.init_args.num_steps)"
+            )
+
     def observe(self, probe: Probe) -> None:
         """Takes the iteration; the samples are those that the iteration trains on anyway."""
         self.iteration = probe.experience.rollout.batch.iteration
@@ -102,11 +110,7 @@ class Window(CreditStrategy):
         [[0.375, 0.375, 0.0, 0.0], [0.125, 0.125, 0.0, 0.0]]
         """
         total = len(levels) - 1
-        if self.steps is not None and self.steps > total:
-            raise ValueError(
-                f"credit.strategy.init_args.steps: a window of {self.steps} steps, but the rollout has {total} "
-                "(model.rollout.init_args.num_steps)"
-            )
+        self.check(names, budgets_R, total)
         size = self.steps if self.fraction is None else max(1, round(self.fraction * total))
         assert size is not None
         start = self.start(size, total)

@@ -41,7 +41,11 @@ def _constant_lines(budget: Budget, unit: int) -> list[str]:
         if fixed.offload
         else "none of it with offload_text_encoders, but while new prompts are encoded"
     )
-    vae = f"{_size(fixed.vae, unit)} visit to decode" if fixed.offload_vae else ""
+    vae = (
+        f"{_size(fixed.vae, unit)} visit to decode"
+        if fixed.offload_vae
+        else "none of it with offload_vae, but while pictures are decoded"
+    )
     return [
         "Stands through the run",
         _line("frozen denoiser", fixed.denoiser, unit, f"{fixed.parameters / 1e6:,.1f} M parameters"),

@@ -54,7 +54,8 @@ class OCR(Reward):
             from rapidocr import RapidOCR
         except ImportError as error:
             raise ImportError(
-                f"OCR needs the packages of the extra `ocr`: pip install 'recast-pl[ocr]' ({error})"
+                "OCR needs the packages of the extra `ocr`, from a checkout: python -m pip install "
+                f"-c constraints.txt '.[ocr]' ({error})"
             ) from error
         self._engine = RapidOCR(
             params={

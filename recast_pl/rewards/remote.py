@@ -102,7 +102,8 @@ class RemoteReward(Reward):
         """Refuses a server with another reward."""
         for key, expected in self.expected.items():
             declared = getattr(description, key)
-            if expected is not None and declared != expected:
+            same = declared == expected or (key == "reward" and same_class(str(expected), declared))
+            if expected is not None and not same:
                 raise ValueError(
                     f"RemoteReward.{key}: expected {expected}, but {self.url} serves {description.reward} with "
                     f"{declared}"
@@ -148,3 +149,16 @@ class RemoteReward(Reward):
                 raise RewardUnusable(f"{url}: {error}") from error
             parts.append(scores.to(images.device))
         return torch.cat(parts)
+
+
+def same_class(expected: str, declared: str) -> bool:
+    """Whether a class path, as YAML files have it or shorter, is that of a class by its own module.
+
+    >>> same_class("recast_pl.rewards.CLIPScore", "recast_pl.rewards.clipscore.CLIPScore")
+    True
+    >>> same_class("CLIPScore", "mine.CLIPScore"), same_class("recast_pl.rewards.CLIPScore", "mine.CLIPScore")
+    (True, False)
+    """
+    package, _, name = expected.rpartition(".")
+    module, _, declared_name = declared.rpartition(".")
+    return name == declared_name and (not package or f"{module}.".startswith(f"{package}."))

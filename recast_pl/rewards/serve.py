@@ -17,11 +17,12 @@ import asyncio
 import importlib.util
 import logging
 from collections.abc import AsyncIterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from recast_pl.messages import explained, print_error, refusal, shows_traceback
 from recast_pl.rewards.base import Reward
 from recast_pl.rewards.wire import decode_request, describe, encode_scores
 from recast_pl.types import Prompt
@@ -29,6 +30,7 @@ from recast_pl.types import Prompt
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+PROGRAM = "python -m recast_pl.rewards.serve"
 MAX_MEGABYTES = 1024  # 64 pictures of 1024² are 768 MiB
 log = logging.getLogger("uvicorn.error")  # the one that uvicorn shows
 
@@ -139,11 +141,36 @@ def build_app(
     return app
 
 
+def checked_device(name: str) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        ValueError: where there is none.
+    """
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"device: expected cpu, or a device that torch sees here, got {name}: {error}"
+        ) from error
+    return torch.device(name)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Loads the reward, then serves it until interrupted."""
     from jsonargparse import ArgumentParser
 
-    parser = ArgumentParser(prog="python -m recast_pl.rewards.serve", description="Serves one reward.")
+    class Parser(ArgumentParser):
+        """One whose errors are a message."""
+
+        def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+            if not self.exit_on_error:  # a parser inside another's
+                super().error(message, ex)
+            keys = [action.dest for action in parser._actions]
+            print_error(explained(message, keys), help_command=f"{PROGRAM} --help", error=ex)
+            self.exit(2)
+
+    parser = Parser(prog=PROGRAM, description="Serves one reward.")
     parser.add_argument("--config", action="config", help="YAML file of the arguments below")
     parser.add_subclass_arguments(Reward, "reward", required=True, help="as in a run's YAML")
     parser.add_argument("--host", type=str, default="127.0.0.1", help="0.0.0.0: reachable from elsewhere")
@@ -155,13 +182,27 @@ def main(arguments: list[str] | None = None) -> None:
     for key in ("max_batch", "max_megabytes"):
         if options[key] < 1:
             parser.error(f"{key}: expected 1 or more, got {options[key]}")
+    if not 0 <= options.port < 2**16:
+        parser.error(f"port: expected 0 to 65535, got {options.port}")
     if missing := [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]:
-        parser.error(f"serving needs {' and '.join(missing)}: pip install 'recast-pl[serve]'")
+        parser.error(
+            f"serving needs {' and '.join(missing)}: install the extra `serve`, "
+            "from a checkout: python -m pip install -c constraints.txt '.[serve]'"
+        )
     import uvicorn
 
-    reward: Reward = parser.instantiate(options).reward
-    device = torch.device(options.device)
-    reward.load(device)  # before the port opens: a server that answers is one that can score
+    try:
+        reward: Reward = parser.instantiate(options).reward
+    except ValueError as error:  # jsonargparse's, around the constructor's own
+        parser.error(str(error), error)
+    try:
+        device = checked_device(options.device)
+        reward.load(device)  # before the port opens: a server that answers is one that can score
+    except Exception as error:
+        message = None if shows_traceback() else refusal(error)
+        if message is None:
+            raise
+        parser.error(message, error)
     try:
         limits = {key: options[key] for key in ("max_batch", "max_megabytes")}
         app = build_app(reward, device=device, **limits)

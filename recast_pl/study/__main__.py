@@ -6,13 +6,14 @@ from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from recast_pl.study.folder import RunFolder, check_unchanged, write_plan
+from recast_pl.messages import wrong_with
+from recast_pl.study.folder import RESULT, RunFolder, check_unchanged, write_plan
 from recast_pl.study.plan import Study, read_study
 from recast_pl.study.runner import Runner
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a study or reports on one; returns 0 where nothing is missing."""
+    """Runs a study or reports on one; returns 1 where runs have not ended well, or a report has none."""
     parser = argparse.ArgumentParser(prog="python -m recast_pl.study", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run", help="bring all runs of a study to their ends")
@@ -42,6 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
+    if wrong := wrong_with(given.study):
+        raise ValueError(f"{given.study}: {wrong}")
     study = _overruled(read_study(given.study), given)
     root = (given.folder or study.folder).resolve()
     folders = [
@@ -76,6 +79,9 @@ def _report(given: argparse.Namespace) -> int:
     output = given.output or given.folder / "report"
     for path in write_report(given.folder, output, compare=given.compare):
         print(path)
+    if not any(given.folder.rglob(RESULT)):
+        print("No run of this study is finished yet: there is nothing to compare.", file=sys.stderr)
+        return 1
     return 0
 
 

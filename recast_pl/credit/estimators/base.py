@@ -1,7 +1,7 @@
 """What every estimator of discriminability profiles is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -36,6 +36,13 @@ class ProfileEstimator(ABC):
 
         Raises:
             ValueError: naming the key and what would do.
+        """
+
+    def check_run(self, names: Sequence[str], steps: int) -> None:  # noqa: B027 - most measure all
+        """Refuses rewards or a number of steps that this estimator knows nothing of.
+
+        Raises:
+            ValueError: naming both.
         """
 
     @abstractmethod

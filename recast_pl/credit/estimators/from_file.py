@@ -1,12 +1,13 @@
 """FromFile: profiles that were measured before, in the released format."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from recast_pl.credit import released
 from recast_pl.credit.estimators.base import ProfileEstimator, Tilt
-from recast_pl.credit.evidence import Evidence, check_levels
+from recast_pl.credit.evidence import Evidence, check_levels, check_steps
 from recast_pl.credit.probe import Probe
 
 
@@ -42,6 +43,16 @@ class FromFile(ProfileEstimator):
                     f"run's is {wanted}"
                 )
 
+    def check_run(self, names: Sequence[str], steps: int) -> None:
+        """Refuses rewards that the file lacks, and another number of steps; names both."""
+        check_steps(self.file, steps, what=str(self.path))
+        known = self.file.measured.evidence.names if self.file.measured is not None else tuple(self.file.ratios)
+        if lacking := [name for name in names if name not in known]:
+            raise ValueError(
+                f"credit.strategy.init_args.estimator.init_args.path: {self.path} holds no profiles of "
+                f"{', '.join(lacking)}, only of {', '.join(known)}"
+            )
+
     def measure(self, probe: Probe, tilt: Tilt) -> Evidence:
         """What the file holds.
 
@@ -49,15 +60,10 @@ class FromFile(ProfileEstimator):
             ValueError: for a file of other rewards or noise levels; names both.
         """
         file, names, levels = self.file, probe.experience.scores.names, probe.experience.rollout.levels
+        self.check_run(names, len(levels) - 1)
         check_levels(file, levels, what=str(self.path))
         if file.measured is not None:
-            try:
-                return file.measured.evidence.about(names)
-            except ValueError as error:
-                raise ValueError(f"{self.path}: {error}") from error
-        lacking = [name for name in names if name not in file.ratios]
-        if lacking:
-            raise ValueError(f"{self.path}: no density ratios of {', '.join(lacking)}")
+            return file.measured.evidence.about(names)
         moments_RK = torch.stack([file.ratios[name].pow(tilt.alpha).mean(0) for name in names])
         count = torch.tensor([[float(len(file.ratios[name]))] for name in names], dtype=torch.float64)
         return Evidence(
