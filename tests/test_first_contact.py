@@ -114,7 +114,7 @@ PROMPTS = '{"class_path": "TextFile", "init_args": {"path": "nowhere.txt"}}'
         ),
         (
             ["--credit.strategy.estimator", "FromFile"],
-            "no value for credit.strategy.init_args.estimator.init_args.path\nAll keys: python -m recast_pl fit ",
+            "credit.strategy.init_args.estimator.init_args.path\nAll keys: python -m recast_pl fit --help",
         ),
         (
             ["--config", str(CREDIT / "window.yaml"), "--credit.strategy.init_args.steps", "20"],

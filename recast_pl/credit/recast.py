@@ -1,4 +1,4 @@
-"""ReCAST: within the budgets, every reward counts where its feedback is worth something."""
+"""ReCAST: within the budgets, every reward counts where it comes to be told."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
