@@ -76,9 +76,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except (RuntimeError, EOFError, pickle.UnpicklingError, OSError) as error:
             if isinstance(error, FileNotFoundError):
                 raise
-            said = (
-                str(error).partition("Re-running `torch.load`")[0].strip()
-            )  # torch's advice is not to be taken
+            said = str(error).partition("Re-running `torch.load`")[0].strip()  # advice not to be taken
             raise ValueError(
                 f"--ckpt_path: {path} is no whole checkpoint (cut short, or of another program): {said}"
             ) from error

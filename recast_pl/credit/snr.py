@@ -12,8 +12,8 @@ class SNR(CreditStrategy):
 
     Budgets are kept, but by design its columns are not equal: steps near the clean end count more, those from
     pure noise not at all. Objectives take any W; only the total weight of a step then differs between steps.
-    A last step that starts below `model.min_noise_level` is not trained, and has the largest weight here: in the
-    embedded pipeline's 10 steps .42 of the whole.
+    A last step that starts below `model.min_noise_level` is not trained, and has the largest weight here: .42
+    of the whole in the embedded pipeline's 10 steps.
 
     Args:
         maximum: where the ratio is clipped, above 0.
