@@ -46,9 +46,9 @@ def test_velocities_and_gradients_are_as_near_to_the_truth_as_peft_s(disturbed):
     truth = work(disturbed)
     for mine, peft_s, exact in zip(ours[:2], theirs[:2], truth[:2], strict=True):
         assert not torch.equal(mine, peft_s)
-        rounding = (peft_s - exact).abs().max()
+        rounding = (peft_s - exact).square().mean().sqrt()  # single largest ones differ by chance and by CPU
         assert rounding > 0
-        assert (mine - exact).abs().max() <= 2 * rounding
+        assert (mine - exact).square().mean().sqrt() <= 2 * rounding
         torch.testing.assert_close(mine, peft_s, atol=5e-6, rtol=0)
     assert ours[2].keys() == theirs[2].keys() == truth[2].keys()
     largest = max(float(gradient.abs().max()) for gradient in truth[2].values())

@@ -96,10 +96,10 @@ def test_an_update_takes_what_it_really_takes(pair, count, checkpointing):
     # beside what autograd saves, x0, noise and three velocities wait
     latents = 5 * count * torch.Size(real.latent_shape).numel() * 4
     assert counted.kept == pytest.approx(saved_by_autograd(real, count) + latents, rel=0.02)
-    # bfloat16 kernels of a CPU take small buffers of their own
+    # bfloat16 kernels of a CPU take buffers of their own: those with AMX more, 18 % of so small an update
     assert counted.peak == pytest.approx(
         allocators_peak(lambda: real_loss(real, count).backward()),
-        rel=0.15 if real.weights_dtype == torch.bfloat16 else 0.1,
+        rel=0.25 if real.weights_dtype == torch.bfloat16 else 0.1,
     )
 
 
