@@ -24,7 +24,7 @@ def _own_arguments(monkeypatch):
 
 
 def test_the_plain_loop_computes_what_the_framework_does(overlay):
-    """Every pair of iterations is compared; the run raises where losses differ by more than 1e-5 of their size."""
+    """Every pair of iterations is compared; a run raises where losses differ by more than 1e-5 of them."""
     pairs = iteration.measured(["--config", overlay], pairs=3)
     assert len(pairs) == 3
     for pair in pairs:

@@ -44,16 +44,16 @@ def test_velocities_and_gradients_are_as_near_to_the_truth_as_peft_s(disturbed):
     theirs = work(disturbed)
     disturbed.double()
     truth = work(disturbed)
-    for mine, peft_s, exact in zip(ours[:2], theirs[:2], truth[:2], strict=True):
+    assert ours[2].keys() == theirs[2].keys() == truth[2].keys()
+    as_one = [torch.cat([gradient.flatten() for gradient in one[2].values()]) for one in (ours, theirs, truth)]
+    for mine, peft_s, exact in zip([*ours[:2], as_one[0]], [*theirs[:2], as_one[1]], [*truth[:2], as_one[2]],
+                                   strict=True):  # fmt: skip
         assert not torch.equal(mine, peft_s)
         rounding = (peft_s - exact).square().mean().sqrt()  # single largest ones differ by chance and by CPU
         assert rounding > 0
-        assert (mine - exact).square().mean().sqrt() <= 2 * rounding
-        torch.testing.assert_close(mine, peft_s, atol=5e-6, rtol=0)
-    assert ours[2].keys() == theirs[2].keys() == truth[2].keys()
-    largest = max(float(gradient.abs().max()) for gradient in truth[2].values())
-    for name, exact in truth[2].items():
-        torch.testing.assert_close(ours[2][name], exact.float(), atol=1e-5 * largest, rtol=0)
+        assert (mine - exact).square().mean().sqrt() <= 3 * rounding  # measured: 1.2 to 1.9
+        print((mine - exact).square().mean().sqrt() / rounding)
+        torch.testing.assert_close(mine, exact.float(), atol=3e-5 * float(exact.abs().max()), rtol=0)
 
 
 def test_equal_roles_are_equal_bit_for_bit_with_and_without_gradients(disturbed):
