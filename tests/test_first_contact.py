@@ -144,13 +144,13 @@ def test_a_missing_checkpoint_is_told_before_anything_is_built(verb, capsys, tmp
         assert "knows no 'last'" in refused(capsys, *common, "last")
 
 
-def test_evidence_and_tables_of_something_else_are_refused_before_anything_is_loaded(capsys):
+def test_evidence_and_tables_of_something_else_are_refused_before_anything_is_loaded(capsys, tmp_path):
+    place = ["--trainer.logger.init_args.save_dir", str(tmp_path)]
     said = refused(capsys, "fit", "--config", str(CONFIGS / "tiny" / "setting_a.yaml"),
-                   "--trainer.logger", "false", "--credit.strategy.estimator", "recast_pl.credit.FromFile",
+                   *place, "--credit.strategy.estimator", "recast_pl.credit.FromFile",
                    "--credit.strategy.estimator.path", str(CREDIT / "quickstart.npz"))  # fmt: skip
     assert "quickstart.npz holds no profiles of layout, shape, only of clipscore, composition" in said
-    said = refused(capsys, "fit", "--config", QUICKSTART, "--trainer.logger", "false",
-                   "--credit.strategy", "recast_pl.credit.Fixed",
+    said = refused(capsys, "fit", "--config", QUICKSTART, *place, "--credit.strategy", "recast_pl.credit.Fixed",
                    "--credit.strategy.path", str(CREDIT / "quickstart.npz"),
                    "--model.rollout.init_args.num_steps", "20")  # fmt: skip
     assert "is of 10 denoising steps, this run's rollout has 20 (model.rollout.init_args.num_steps)" in said
@@ -161,7 +161,8 @@ def test_a_reward_s_missing_package_is_no_traceback(overlay, capsys, monkeypatch
     prompts = tmp_path / "prompts.txt"
     prompts.write_text('a sign that says "open"\n')
     source = json.dumps({"class_path": "TextFile", "init_args": {"path": str(prompts)}})
-    said = refused(capsys, "validate", "--config", QUICKSTART, "--config", overlay, "--trainer.logger", "false",
+    said = refused(capsys, "validate", "--config", QUICKSTART, "--config", overlay,
+                   "--trainer.logger.init_args.save_dir", str(tmp_path),
                    *one_reward("recast_pl.rewards.OCR"), "--rewards.budgets", "null",
                    "--data.evaluation", source)  # fmt: skip
     assert "OCR needs the packages of the extra `ocr`" in said
