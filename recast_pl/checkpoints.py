@@ -180,7 +180,7 @@ class Checkpoints(Checkpoint):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Writes what is due, and stops where Ctrl-C has asked for it.
+        """Writes what is due, and stops where Ctrl-C has asked for it; at an epoch's end after its evaluation.
 
         Raises:
             KeyboardInterrupt: on every process, if any of them was asked to stop.
@@ -193,12 +193,18 @@ class Checkpoints(Checkpoint):
             self._save(trainer, iteration)
         if self.keep_every_n_iterations is not None and iteration % self.keep_every_n_iterations == 0:
             trainer.save_checkpoint(self.place / f"iteration={iteration:05d}.ckpt", weights_only=False)
-        if stop:
+        if stop and not last:
             raise KeyboardInterrupt
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Once more after the evaluation, so that a resumed run does not repeat it."""
+        """Once more after the evaluation, so that a resumed run does not repeat it.
+
+        Raises:
+            KeyboardInterrupt: as after an iteration.
+        """
         self._save(trainer, _iteration_of(pl_module))
+        if trainer.strategy.reduce_boolean_decision(self._asked_to_stop, all=False):
+            raise KeyboardInterrupt
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException

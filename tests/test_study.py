@@ -218,9 +218,9 @@ def test_lines_written_twice_count_once_and_a_torn_one_not_at_all():
 @pytest.mark.slow
 @pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL])
 def test_a_study_that_was_stopped_comes_to_the_same_results(tmp_path, overlay, blow):
-    """Judges too; stopped in the middle of an epoch, by Ctrl-C or by a kill of the study and its runs.
+    """Judges too; stopped by Ctrl-C, or by a kill of the study and its runs in the middle of an epoch.
 
-    At an epoch's end its evaluation would be lost, which a curve then lacks.
+    Killed at an epoch's end, its evaluation would be lost, which a curve then lacks.
     """
     plan = content(overlay, pictures=1)
     plan["settings"]["s"]["set"] = {"trainer.max_epochs": 6, "data.iterations_per_epoch": 2}
