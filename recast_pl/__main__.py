@@ -6,7 +6,7 @@ Nothing heavy is imported before a verb is known and its configuration files can
 import sys
 
 from recast_pl import __version__
-from recast_pl.messages import closest, help_text, refusal, shows_traceback, unreadable_configuration
+from recast_pl.error_messages import closest, help_text, refusal, shows_traceback, unreadable_configuration
 
 VERBS = {  # as the subcommands of recast_pl.cli, whose import takes seconds
     "fit": "train; evaluate held-out prompts before, between and after",

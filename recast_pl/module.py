@@ -10,20 +10,20 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from recast_pl.advantages import Advantages, PerReward
-from recast_pl.average import WeightAverage
-from recast_pl.clock import StageClock
 from recast_pl.evaluation.steps import EvaluationSteps
-from recast_pl.honoured import check_precision, check_whole_epochs, unfused
-from recast_pl.iteration_log import reward_values, time_values, update_values
 from recast_pl.objectives import DiffusionNFT, Objective
-from recast_pl.old_policy import OldPolicyRamp
+from recast_pl.parallel.fully_shard import FullyShard, without_gradient_exchange
+from recast_pl.parallel.processes import averaged, gathered, summed
+from recast_pl.parallel.sharded import whole
 from recast_pl.policy import Policy, Role
-from recast_pl.policy.sharded import whole
-from recast_pl.processes import averaged, gathered, summed
+from recast_pl.policy.average import WeightAverage
+from recast_pl.policy.old_policy import OldPolicyRamp
 from recast_pl.prompts import PromptData
 from recast_pl.rewards import JudgeSuite, RewardSuite
 from recast_pl.rollout import ODERollout, RolloutSampler
-from recast_pl.strategies import FullyShard, without_gradient_exchange
+from recast_pl.telemetry.clock import StageClock
+from recast_pl.telemetry.iteration import reward_values, time_values, update_values
+from recast_pl.trainer_limits import check_precision, check_whole_epochs, unfused
 from recast_pl.types import (
     Experience,
     NoisedSamples,

@@ -20,7 +20,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.mask2former.image_processing_pil_mask2former import Mask2FormerImageProcessorPil
 
 from recast_pl.assets.making.text import END, START, build_tokenizer
-from recast_pl.coco import COCO_CLASSES
+from recast_pl.scenes.coco import COCO_CLASSES
 
 WORDS = ["a", "two", "red", "green", "blue", "circle", "square", "triangle", "on", "left", "of", "above", "the"]
 HEAD_SIZES = {0: 24, 2: 16, 4: 12, 6: 8, 7: 1}  # the released layout's numbers; 1024, 128, 64, 16 and 1 there

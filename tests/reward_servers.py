@@ -29,7 +29,7 @@ def jpeg_url() -> str:
     import uvicorn
 
     from recast_pl.rewards import JPEGIncompressibility
-    from recast_pl.rewards.serve import build_app
+    from recast_pl.rewards.remote.server import build_app
 
     app = build_app(JPEGIncompressibility(), device=torch.device("cpu"), max_batch=64)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))

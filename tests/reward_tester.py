@@ -20,7 +20,6 @@ from PIL import Image, ImageDraw, ImageFont
 from reward_servers import chat_url, jpeg_url
 from torch import nn
 
-from recast_pl.coco import COCO_CLASSES
 from recast_pl.rewards import (
     OCR,
     Aesthetic,
@@ -39,6 +38,7 @@ from recast_pl.rewards import (
     VLMScore,
 )
 from recast_pl.scenes import draw, sample_scene
+from recast_pl.scenes.coco import COCO_CLASSES
 from recast_pl.types import Prompt
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ from one_pixel import OnePixel
 from recast_pl.advantages import PerReward
 from recast_pl.credit import CreditAssigner
 from recast_pl.module import ReCASTModule
-from recast_pl.old_policy import OldPolicyRamp
+from recast_pl.policy.old_policy import OldPolicyRamp
 from recast_pl.prompts import PromptData, SceneGrammar
 from recast_pl.rewards import RewardSuite
 from recast_pl.rollout import SDERollout

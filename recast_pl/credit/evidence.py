@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recast_pl.credit.moments import Moment
+from recast_pl.credit.mathematics.moments import Moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recast_pl.credit.profile import Profile
-from recast_pl.palette import reward_colour
+from recast_pl.figures.palette import reward_colour
 from recast_pl.types import Weights
 
 if TYPE_CHECKING:

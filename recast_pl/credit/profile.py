@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recast_pl.credit.divergence import (
+from recast_pl.credit.evidence import Evidence
+from recast_pl.credit.mathematics.divergence import (
     divergence_of_moments,
     gains,
     inverse_variances,
@@ -16,7 +17,6 @@ from recast_pl.credit.divergence import (
     shrunk,
     signal_share,
 )
-from recast_pl.credit.evidence import Evidence
 
 FALSE_ALARMS = 0.01
 """Nominal share of rewards that are noise and are taken for more at some level of their profile.

@@ -25,8 +25,8 @@ from tqdm import tqdm
 
 from recast_pl.evaluation.pairs import Picture, digest, match, read_run
 from recast_pl.evaluation.preferences import ORDERS, Judgement, Order, Preferences, Verdict, summarise
-from recast_pl.rewards.chat import ChatServer
-from recast_pl.rewards.http import RewardUnavailable, RewardUnusable
+from recast_pl.rewards.remote.chat import ChatServer
+from recast_pl.rewards.remote.http import RewardUnavailable, RewardUnusable
 
 QUESTION = """\
 The two images above were generated for the same caption:

@@ -5,10 +5,10 @@ from abc import ABC, abstractmethod
 import lightning.pytorch as pl
 import torch
 
-from recast_pl.clock import StageClock
 from recast_pl.evaluation.statistics import ScoreStatistics
 from recast_pl.policy import Role
 from recast_pl.rewards import JudgeSuite, RewardSuite
+from recast_pl.telemetry.clock import StageClock
 from recast_pl.types import Evaluated, PromptBatch, Rollout
 
 

@@ -63,7 +63,8 @@ def rvm_terms(
 
     Reference: "RVM", 2026 (arXiv 2608.23664). The paper was not at hand: the direction and the range of A are
     from third-party notes, the losses are derived from the direction as above, and `residual="old"` is ours:
-    with it, DiffusionNFT without adaptive weighting is a special case (tests/test_objective_family.py).
+    with it, DiffusionNFT without adaptive weighting is a special case
+    (tests/objectives/test_objective_family.py).
     """
     current, target = velocities.current_NCHW, target_velocity(samples)
     A_N = scaled_advantage(samples.advantage_N, scale=scale, clip=advantage_clip)

@@ -13,8 +13,8 @@ from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
+from recast_pl.parallel.sharded import saved_copy, whole, whole_as
 from recast_pl.policy.base import Role
-from recast_pl.policy.sharded import saved_copy, whole, whole_as
 
 
 class Adapters:

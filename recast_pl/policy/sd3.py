@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from recast_pl.assets import resolve
 from recast_pl.policy.base import Policy, Role
-from recast_pl.policy.full_weights import FullFineTuning, FullWeights
+from recast_pl.policy.full_parameters import FullFineTuning, FullWeights
 from recast_pl.types import TextEmbeddings
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class SD3Policy(Policy):
 
     def adopt(self, pipeline: "StableDiffusion3Pipeline", *, seed: int) -> None:
         """Takes a pipeline as its own: freezes it and adds what is trained; adapters are drawn by `seed`."""
-        from recast_pl.policy.lean import use_lean_layers
+        from recast_pl.policy.float32_layers import use_lean_layers
 
         pipeline.set_progress_bar_config(disable=True)
         for frozen in (pipeline.vae, *self._encoders_of(pipeline)):

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from recast_pl.coco import COCO_CLASSES, COLOURS, RELATIONS
 from recast_pl.prompts.sources import PromptSource
+from recast_pl.scenes.coco import COCO_CLASSES, COLOURS, RELATIONS
 from recast_pl.types import Prompt
 
 NUMBERS = {2: "two", 3: "three", 4: "four"}

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recast_pl.assets import resolve
-from recast_pl.rewards import backbones
 from recast_pl.rewards.base import Reward
-from recast_pl.rewards.score_head import linear_head
-from recast_pl.rewards.weights import Precision, check_source, read_state_dict, torch_dtype
+from recast_pl.rewards.networks import backbones
+from recast_pl.rewards.networks.score_head import linear_head
+from recast_pl.rewards.networks.weights import Precision, check_source, read_state_dict, torch_dtype
 from recast_pl.types import Prompt
 
 

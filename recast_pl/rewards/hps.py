@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from recast_pl.rewards import backbones
 from recast_pl.rewards.base import Reward
 from recast_pl.rewards.images import to_pil
-from recast_pl.rewards.openclip import to_clip_model
-from recast_pl.rewards.weights import Precision, check_source, read_state_dict, torch_dtype
+from recast_pl.rewards.networks import backbones
+from recast_pl.rewards.networks.openclip import to_clip_model
+from recast_pl.rewards.networks.weights import Precision, check_source, read_state_dict, torch_dtype
 from recast_pl.types import Prompt
 
 VISION_HEADS, TEXT_HEADS = 16, 16  # ViT-H-14: widths 1280 and 1024, heads of 80 and 64; shapes do not tell

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recast_pl.rewards.backbones import held
 from recast_pl.rewards.base import Reward
-from recast_pl.rewards.blip import load_tokenizer, split, to_text_encoder, to_vision_encoder
 from recast_pl.rewards.images import nan_where_broken, to_pil
-from recast_pl.rewards.score_head import linear_head
-from recast_pl.rewards.weights import Precision, check_source, freeze, read_state_dict, torch_dtype
+from recast_pl.rewards.networks.backbones import held
+from recast_pl.rewards.networks.blip import load_tokenizer, split, to_text_encoder, to_vision_encoder
+from recast_pl.rewards.networks.score_head import linear_head
+from recast_pl.rewards.networks.weights import Precision, check_source, freeze, read_state_dict, torch_dtype
 from recast_pl.types import Prompt
 
 MEAN, SPREAD = 0.16717362830052426, 1.0333394966054072  # of the head's output on the reference's data

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from recast_pl.assets import resolve
-from recast_pl.rewards import backbones
 from recast_pl.rewards.base import Reward
-from recast_pl.rewards.weights import Precision, check_source, torch_dtype
+from recast_pl.rewards.networks import backbones
+from recast_pl.rewards.networks.weights import Precision, check_source, torch_dtype
 from recast_pl.types import Prompt
 
 SCALE = 26.0  # brings scores near 1; the divisor of the public RL recipes

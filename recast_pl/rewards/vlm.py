@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from recast_pl.rewards.base import Reward
-from recast_pl.rewards.chat import ChatServer
 from recast_pl.rewards.images import score_finite, to_pil
+from recast_pl.rewards.remote.chat import ChatServer
 from recast_pl.types import Prompt
 
 # In the layout and with the scale of the UnifiedReward models' published question, in our own words: for scores

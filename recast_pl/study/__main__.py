@@ -6,7 +6,7 @@ from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from recast_pl.messages import wrong_with
+from recast_pl.error_messages import wrong_with
 from recast_pl.study.folder import RESULT, RunFolder, check_unchanged, write_plan
 from recast_pl.study.plan import Study, read_study
 from recast_pl.study.runner import Runner

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from recast_pl.palette import COLOURS
+from recast_pl.figures.palette import COLOURS
 from recast_pl.study.record import Result
 from recast_pl.study.statistics import front, interval
 from recast_pl.study.tables import Comparisons, Metric, by_seed

@@ -13,7 +13,7 @@ from pathlib import Path
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recast_pl.cli import main as recast
-from recast_pl.clock import STAGES
+from recast_pl.telemetry.clock import STAGES
 
 ROOT = Path(__file__).parents[2]
 VARIANTS = {

@@ -95,7 +95,7 @@ def figure(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Time and memory over each of the three."""
     from matplotlib.figure import Figure
 
-    from recast_pl.palette import COLOURS
+    from recast_pl.figures.palette import COLOURS
     from recast_pl.study.figures import MARKERS
 
     stages = ("iteration", "rollout", "rewards", "update")

@@ -25,11 +25,11 @@ from peft import LoraConfig
 from plain_loop import Draws, Outcome, PlainLoop, Recipe
 from quickstart import built, circumstances, larger, run
 
-from recast_pl.clock import STAGES
 from recast_pl.module import ReCASTModule
 from recast_pl.noise import Purpose, keyed_normal, keyed_subset
 from recast_pl.policy import SD3Policy
 from recast_pl.prompts import PromptData
+from recast_pl.telemetry.clock import STAGES
 from recast_pl.types import PromptBatch
 from recast_pl.update import trainable_steps
 

@@ -13,10 +13,10 @@ import torch
 
 from recast_pl.assets import EMBEDDED
 from recast_pl.cli import DEFAULT_SEED, ReCASTCLI, quieten
-from recast_pl.clock import STAGES
+from recast_pl.cli.trainer import Trainer
 from recast_pl.module import ReCASTModule
 from recast_pl.prompts import PromptData
-from recast_pl.trainer import Trainer
+from recast_pl.telemetry.clock import STAGES
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recast_pl.credit import SNR, NoiseLevel
-from recast_pl.palette import COLOURS, reward_colour
+from recast_pl.figures.palette import COLOURS, reward_colour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from recast_pl.credit.evidence import Evidence
-from recast_pl.credit.moments import UNKNOWN, Moment, Normalisation, TooFewScores
+from recast_pl.credit.mathematics.moments import UNKNOWN, Moment, Normalisation, TooFewScores
 from recast_pl.credit.probe import Probe
 from recast_pl.noise import Purpose, keyed_normal
 from recast_pl.types import UpdatePart

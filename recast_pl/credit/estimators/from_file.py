@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from recast_pl.credit import released
+from recast_pl.credit import npz
 from recast_pl.credit.estimators.base import ProfileEstimator, Tilt
 from recast_pl.credit.evidence import Evidence, check_levels, check_steps
 from recast_pl.credit.probe import Probe
@@ -18,7 +18,7 @@ class FromFile(ProfileEstimator):
     the density ratios are taken at their word, as the released code does.
 
     Args:
-        path: of the file; see `recast_pl.credit.released`.
+        path: of the file; see `recast_pl.credit.npz`.
     """
 
     repeats = True
@@ -30,12 +30,12 @@ class FromFile(ProfileEstimator):
                 f"credit.strategy.init_args.estimator.init_args.path: no file {path}; "
                 "`python -m recast_pl profile --config …` writes one"
             )
-        self.file = released.read(self.path)
+        self.file = npz.read(self.path)
 
     def check(self, tilt: Tilt) -> None:
         """Refuses evidence of another divergence; names both."""
         measured = self.file.measured
-        for key in () if measured is None else released.TILT:
+        for key in () if measured is None else npz.TILT:
             there, wanted = getattr(measured, key), getattr(tilt, key)
             if there != wanted:
                 raise ValueError(

@@ -16,7 +16,7 @@ from recast_pl.credit.estimators.base import (
     scored,
 )
 from recast_pl.credit.evidence import Evidence
-from recast_pl.credit.moments import Moment, paired_moment
+from recast_pl.credit.mathematics.moments import Moment, paired_moment
 from recast_pl.credit.probe import Probe
 from recast_pl.noise import Purpose, keyed_normal
 from recast_pl.rollout.solvers import ancestral

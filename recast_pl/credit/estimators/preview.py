@@ -16,9 +16,9 @@ from recast_pl.credit.estimators.base import (
     scored,
 )
 from recast_pl.credit.evidence import Evidence
-from recast_pl.credit.moments import Moment, Normalisation
+from recast_pl.credit.mathematics.moments import Moment, Normalisation
+from recast_pl.credit.mathematics.regression import Regression, predicted_moment
 from recast_pl.credit.probe import Probe
-from recast_pl.credit.regression import Regression, predicted_moment
 from recast_pl.rollout.solvers import clean_estimate
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recast_pl.credit.divergence import divergence_of_moments
 from recast_pl.credit.estimators.base import ProfileEstimator, Tilt, attempted, evidence_of, own_scores
 from recast_pl.credit.evidence import Evidence
-from recast_pl.credit.moments import UNKNOWN, Moment
+from recast_pl.credit.mathematics.divergence import divergence_of_moments
+from recast_pl.credit.mathematics.moments import UNKNOWN, Moment
+from recast_pl.credit.mathematics.regression import predicted_moment, standardised, tangent_terms
 from recast_pl.credit.probe import Probe
 from recast_pl.credit.profile import detected
-from recast_pl.credit.regression import predicted_moment, standardised, tangent_terms
 from recast_pl.noise import keyed_generator
 from recast_pl.rollout.solvers import clean_estimate
 from recast_pl.types import Experience, Transitions, UpdatePart
@@ -81,9 +81,9 @@ class ValueHead(ProfileEstimator):
     """E[z | x_t, c] by regression on the pairs that the policy update draws anyway.
 
     At the end of an iteration all its pairs are predicted first and learnt from afterwards, so predictions are
-    out of sample as the tangent bound asks (`recast_pl.credit.regression`). The head sees detached tensors and
-    has an optimiser of its own: the policy's gradients are what they are without it. Its gradients are summed
-    over processes, so that every process has the same head and the same W.
+    out of sample as the tangent bound asks (`recast_pl.credit.mathematics.regression`). The head sees detached
+    tensors and has an optimiser of its own: the policy's gradients are what they are without it. Its gradients
+    are summed over processes, so that every process has the same head and the same W.
 
     Evidence at a step's source level t_j belongs to column j − 1. At the clean end the pictures are scored once
     more, one reward call for each sample and recomputation: a reward that is noise then shows as one. That

@@ -1,0 +1,1 @@
+"""Credit's mathematics as pure functions: moments, regressions, divergences, transport."""

@@ -1,5 +1,0 @@
-"""A checkpoint as diffusers reads it: a LoRA or a merged pipeline, with a model card."""
-
-from recast_pl.export.folder import export
-
-__all__ = ["export"]

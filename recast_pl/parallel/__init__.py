@@ -1,0 +1,1 @@
+"""Several processes of one run: what they tell each other, and weights that they share out."""

@@ -1,0 +1,1 @@
+"""Networks that rewards are made of: shared CLIPs, BLIP, heads, and how their weights are read."""

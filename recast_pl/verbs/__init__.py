@@ -1,0 +1,1 @@
+"""What the command line does where Lightning has no verb for it."""
