@@ -1,4 +1,4 @@
-"""Shapes are checked where tensors meet: a [N, 1] in the place of a [N] broadcasts in silence and changes a loss.
+"""Shapes, checked where tensors meet: a [N, 1] in the place of a [N] broadcasts in silence and changes a loss.
 
 The suffix of an argument's name is its shape, as everywhere in this package.
 """
