@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from recast_pl.advantages import Advantages, PerReward
+from recast_pl.credit.assignment import Credit
+from recast_pl.credit.probe import Probe
 from recast_pl.evaluation.steps import EvaluationSteps
 from recast_pl.objectives import DiffusionNFT, Objective
 from recast_pl.parallel.fully_shard import FullyShard, without_gradient_exchange
@@ -26,26 +28,15 @@ from recast_pl.telemetry.iteration import reward_values, time_values, update_val
 from recast_pl.trainer_limits import check_precision, check_whole_epochs, unfused
 from recast_pl.types import (
     Experience,
-    NoisedSamples,
     Prompt,
     PromptBatch,
     Rollout,
     Scores,
     TextEmbeddings,
-    Transitions,
-    UpdateObserver,
     UpdatePart,
-    Velocities,
     Weights,
 )
-from recast_pl.update import (
-    Pairs,
-    check_even_updates,
-    check_whole_groups,
-    trained_steps,
-    training_pairs,
-    training_samples,
-)
+from recast_pl.update import Pairs, Pass, check_whole_groups, planned_passes, spare_pairs, training_pairs
 
 
 class ReCASTModule(EvaluationSteps):
@@ -78,7 +69,7 @@ class ReCASTModule(EvaluationSteps):
         judges: JudgeSuite | None = None,
         rollout: RolloutSampler | None = None,
         advantages: Advantages | None = None,
-        objective: Objective | None = None,
+        objective: Objective | None = None,  # type: ignore[type-arg]
         optimizer: Callable[[Iterable[Any]], Optimizer] = torch.optim.AdamW,
         old_policy: OldPolicyRamp = OldPolicyRamp(),  # noqa: B008 - frozen
         average: WeightAverage | None = None,
@@ -122,9 +113,7 @@ class ReCASTModule(EvaluationSteps):
         self.iteration = 0
         self.clock = StageClock()
         self.evaluations = []
-        self.observer: UpdateObserver | None = None
-        self._experience: Experience | None = None
-        self._weights: Weights | None = None
+        self.credit = Credit()  # a CreditAssigner brings its own
 
     # ------------------------------------------------------------------ the iteration
 
@@ -132,36 +121,29 @@ class ReCASTModule(EvaluationSteps):
         """One RL iteration."""
         clock = self.clock
         experience = self.experience(batch)
+        with clock("credit"):
+            weights = self.credit(experience)
         with clock("advantages"):
-            advantages_BK = self.advantages(experience.scores, experience.group_B, self.weights)
+            advantages_BK = self.advantages(experience.scores, experience.group_B, weights)
         with clock("update"):
-            pairs = training_pairs(
-                experience.rollout,
-                timesteps_per_sample=self.timesteps_per_sample,
-                min_noise_level=self.min_noise_level,
-                seed=self.seed,
-                whole_groups=self.objective.whole_groups,
-            )
+            pairs = self.pairs(experience.rollout)
             parts = self.update_policy(experience, advantages_BK[experience.own].cpu(), pairs)
         with clock("old_policy"):
             self.policy.update_old(self.old_policy.decay(self.iteration))
             if self.average is not None:
                 self.policy.update_average(self.average.at(self.iteration))
         self.iteration += 1
-        self._experience = None
-        self._log_iteration(experience, advantages_BK, parts)
+        self._log_iteration(experience, weights, advantages_BK, parts)
 
     def experience(self, batch: PromptBatch) -> Experience:
-        """The iteration's rollout and scores; made once, for credit may look before the training step does."""
-        if self._experience is None or self._experience.rollout.batch is not batch:
-            scoring = self.rewards.begin(batch.prompts)
-            rollout = self.collect(batch, role="old", on_images=scoring.add)
-            with self.clock("rewards"):
-                scores = self.everywhere(scoring.result())
-            own = slice(self.global_rank * len(batch), (self.global_rank + 1) * len(batch))
-            group_B = gathered(batch.group_B.to(self.device)).flatten()
-            self._experience = Experience(rollout=rollout, scores=scores, group_B=group_B, own=own)
-        return self._experience
+        """The iteration's rollout and scores."""
+        scoring = self.rewards.begin(batch.prompts)
+        rollout = self.collect(batch, role="old", on_images=scoring.add)
+        with self.clock("rewards"):
+            scores = self.everywhere(scoring.result())
+        own = slice(self.global_rank * len(batch), (self.global_rank + 1) * len(batch))
+        group_B = gathered(batch.group_B.to(self.device)).flatten()
+        return Experience(rollout=rollout, scores=scores, group_B=group_B, own=own)
 
     def collect(
         self, batch: PromptBatch, *, role: Role, on_images: Callable[[Tensor], None] | None = None
@@ -179,108 +161,121 @@ class ReCASTModule(EvaluationSteps):
             with clock("text"):
                 text = policy.text(batch.texts)
             with clock("rollout"):
-                record = self.objective.trains_on == "trajectory" and batch.iteration >= 0
+                record = self.objective.records and batch.iteration >= 0
                 drawn = self.rollout.draw(policy, batch, text, seed=self.seed, record=record, on_samples=decode)
         return Rollout(
             batch=batch,
             text=text,
             x0_BCHW=drawn.x0_BCHW,
             images_B3HW=torch.cat(images),
-            levels=self.levels,
+            levels_BT=drawn.levels_BT,
+            steps_B=drawn.steps_B,
+            drawn_B=torch.full((len(batch),), batch.iteration),
+            version_B=torch.full((len(batch),), self.iteration),
             trajectory=drawn.trajectory,
+        )
+
+    def pairs(self, rollout: Rollout) -> Pairs:
+        """The (sample, step) pairs that this iteration trains."""
+        return training_pairs(
+            rollout,
+            iteration=self.iteration,
+            trainable_BK=self.objective.trainable(rollout, min_noise_level=self.min_noise_level),
+            levels=self.levels,
+            timesteps_per_sample=self.timesteps_per_sample,
+            seed=self.seed,
+            whole_groups=self.objective.whole_groups,
         )
 
     def update_policy(
         self, experience: Experience, advantages_BK: Tensor, pairs: Pairs
     ) -> Mapping[str, Tensor]:
         """Accumulates gradients over micro-batches of pairs, steps; returns the mean loss parts."""
-        optimizer, rollout = self.optimizers(), experience.rollout
+        optimizer = self.optimizers()
         assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
+        updates = planned_passes(
+            pairs,
+            spare=spare_pairs(experience.rollout, pairs),
+            updates=self.updates_per_iteration,
+            size=self.micro_batch_size,
+            gathered=lambda counts: gathered(counts.to(self.device)),
+        )
         means: dict[str, Tensor] = {}
-        for share in pairs.shares(self.updates_per_iteration):
-            parts = list(share.split(self.micro_batch_size))
-            for part in parts:
-                samples = training_samples(
-                    rollout, advantages_BK, part, seed=self.seed, shared_noise=self.objective.shared_noise
-                )
-                text = rollout.text[part.row_N.to(self.device)]
-                velocities = self.velocities(samples, text)
-                loss = self.objective.loss(velocities, samples)
-                last = part is parts[-1]
+        for passes in updates:
+            for place, part in enumerate(passes, start=1):
+                last = place == len(passes)
                 with nullcontext() if last else without_gradient_exchange(self.trainer.strategy):
-                    self.manual_backward(loss.total * (len(part) / len(share)))
-                if self.observer is not None:
-                    with self.clock("credit"):
-                        self.observer.watch(
-                            UpdatePart(
-                                experience=experience,
-                                row_N=part.row_N,
-                                step_N=part.step_N,
-                                samples=samples,
-                                velocities=velocities,
-                            )
-                        )
-                for key, value in {"total": loss.total.detach(), **loss.parts}.items():
-                    means[key] = means.get(key, 0.0) + value * (len(part) / len(pairs))
+                    values = self._accumulate(experience, advantages_BK, part)
+                for key, value in values.items():
+                    means[key] = means.get(key, 0.0) + value * part.share
             optimizer.step()
             optimizer.zero_grad()
             torch.clear_autocast_cache()  # it holds half-precision copies of the weights before the step
-        if self.observer is not None:
+        if self.credit.observer is not None:
             with self.clock("credit"):
-                self.observer.learn(summed)
+                self.credit.observer.learn(summed)
         return {**averaged(means), "grad_norm": whole(self._grad_norm)}
+
+    def _accumulate(self, experience: Experience, advantages_BK: Tensor, part: Pass) -> dict[str, Tensor]:
+        """One forward and backward pass; its loss and the loss's parts, zeros for padding."""
+        rollout, objective, pairs = experience.rollout, self.objective, part.pairs
+        samples = objective.draw(rollout, advantages_BK, pairs, seed=self.seed)
+        text = rollout.text[pairs.row_N.to(self.device)]
+        velocities = objective.predict(self.policy, self.rollout, samples, text)
+        loss = objective.loss(velocities, samples)
+        values = {"total": loss.total.detach(), **loss.parts}
+        if part.padding:  # the other processes wait for this pass, and nothing else is asked of it
+            self.manual_backward((velocities.current_NCHW * 0).sum())
+            return {key: torch.zeros_like(value) for key, value in values.items()}
+        self.manual_backward(loss.total * part.weight)
+        if self.credit.observer is not None:
+            with self.clock("credit"):
+                self.credit.observer.watch(
+                    UpdatePart(
+                        experience=experience,
+                        row_N=pairs.row_N,
+                        column_N=pairs.column_N,
+                        columns=advantages_BK.shape[1],
+                        samples=samples,
+                        velocities=velocities,
+                    )
+                )
+        return values
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Clips gradients: under 16-mixed they are scaled until here."""
         parameters = self.policy.trainable_parameters()
         self._grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
 
-    def velocities(self, samples: NoisedSamples | Transitions, text: TextEmbeddings) -> Velocities:
-        """Predictions at x_t; old and reference only where the objective reads them."""
-        x_t = samples.x_t_NCHW
-
-        def velocity() -> Tensor:
-            if isinstance(samples, Transitions):  # taken along the guided velocity
-                return self.rollout.velocity(self.policy, x_t, samples.t_N, text)
-            return self.policy.velocity(x_t, samples.t_N, text)
-
-        def without_gradient(role: Role) -> Tensor:
-            with torch.no_grad(), self.policy.using(role):
-                return velocity()
-
-        old = without_gradient("old") if self.objective.needs_old else None
-        reference = without_gradient("reference") if self.objective.needs_reference else None
-        current = velocity()
-        return Velocities(current_NCHW=current, old_NCHW=old, reference_NCHW=reference)
-
     # ------------------------------------------------------------------ credit
 
     @property
     def levels(self) -> Tensor:
-        """The K + 1 noise levels of rollouts and of W's columns."""
+        """The K + 1 noise levels of the rollout's usual schedule, and of W's columns."""
         return self.policy.levels(self.rollout.num_steps)
 
-    @property
-    def has_weights(self) -> bool:
-        """Whether W has been computed."""
-        return self._weights is not None
+    def probe(self, experience: Experience) -> Probe:
+        """What an estimator may do with an iteration's samples, by the rollout policy."""
+        policy, size = self.policy, self.rollout.micro_batch_size
 
-    @property
-    def weights(self) -> Weights:
-        """K·W; set by the CreditAssigner before the first iteration."""
-        if self._weights is None:
-            raise RuntimeError("W is used before it is computed: the trainer needs a CreditAssigner callback")
-        return self._weights
+        def velocity(x: Tensor, t: float, text: TextEmbeddings) -> Tensor:
+            with torch.no_grad(), policy.using("old"):
+                parts = [
+                    self.rollout.velocity(policy, x[rows], t, text[rows])
+                    for rows in (slice(start, start + size) for start in range(0, len(x), size))
+                ]
+            return torch.cat(parts)
 
-    @weights.setter
-    def weights(self, weights: Weights) -> None:
-        rewards, steps = len(self.rewards.names), len(self.levels) - 1
-        if weights.names != self.rewards.names or weights.values_RK.shape != (rewards, steps):
-            raise ValueError(
-                f"W of the shape {tuple(weights.values_RK.shape)} and the rewards {', '.join(weights.names)} "
-                f"does not fit {rewards} × {steps} (rewards × steps) and {', '.join(self.rewards.names)}"
-            )
-        self._weights = weights
+        return Probe(
+            experience=experience,
+            levels=self.levels,
+            iteration=self.iteration,
+            velocity=velocity,
+            decode=lambda x0: torch.cat([policy.decode(part) for part in x0.split(size)]),
+            score=self.score_everywhere,
+            schedule=policy.levels,
+            seed=self.seed,
+        )
 
     # ------------------------------------------------------------------ life cycle
 
@@ -313,20 +308,18 @@ class ReCASTModule(EvaluationSteps):
         self.policy.load(seed=self.seed)
         if isinstance(self.trainer.strategy, FullyShard):
             self.policy.shard(self.trainer.strategy.shard)
-        rollout, objective = self.rollout, self.objective
-        on_path = objective.trains_on == "trajectory"
-        steps = trained_steps(
-            self.levels,
-            min_noise_level=self.min_noise_level,
-            timesteps_per_sample=self.timesteps_per_sample,
-            stochastic=(rollout.stochastic_range, rollout.stochastic_steps) if on_path else None,
+        self.credit.prepare(
+            names=self.rewards.names,
+            budgets_R=self.rewards.budgets_R,
+            levels=self.levels,
+            trained_K=self.objective.trained_steps(
+                self.levels,
+                self.rollout,
+                min_noise_level=self.min_noise_level,
+                timesteps_per_sample=self.timesteps_per_sample,
+            ),
+            probe=self.probe,
         )
-        data, processes = self.trainer.datamodule, self.trainer.world_size  # type: ignore[attr-defined]
-        if isinstance(data, PromptData):
-            owners = data.num_groups * (1 if objective.whole_groups else data.group_size)
-            check_even_updates(
-                pairs=owners // processes * steps, updates=self.updates_per_iteration, processes=processes
-            )
 
     def configure_optimizers(self) -> Optimizer:
         """The optimiser of the trained parameters."""
@@ -380,13 +373,13 @@ class ReCASTModule(EvaluationSteps):
         return Scores(names=scores.names, values_RB=values_RB, valid_RB=values_RB.isfinite())
 
     def _log_iteration(
-        self, experience: Experience, advantages_BK: Tensor, parts: Mapping[str, Tensor]
+        self, experience: Experience, weights: Weights, advantages_BK: Tensor, parts: Mapping[str, Tensor]
     ) -> None:
         scores = experience.scores
         values = {
             "old_policy/distance": self.policy.distance_to_old(),
             "old_policy/decay": self.old_policy.decay(self.iteration - 1),
-            **update_values(advantages_BK, parts),
+            **update_values(advantages_BK, weights, parts),
             **reward_values(scores),
             **time_values(self.clock.take(), samples=scores.values_RB.shape[1]),
             "time/credit_share": self.clock.share("credit"),

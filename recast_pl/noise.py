@@ -39,6 +39,7 @@ def keyed_normal(
     samples: Iterable[int],
     purpose: Purpose,
     steps: Iterable[int] | None = None,
+    drawn: Iterable[int] | None = None,
 ) -> Tensor:
     """Standard normal noise [N, *shape] (float32, on the CPU): row n depends on its own key alone.
 
@@ -49,6 +50,8 @@ def keyed_normal(
         samples: N sample indices.
         purpose: what the noise is for.
         steps: N denoising steps, where the noise belongs to one.
+        drawn: the N iterations that drew the samples, where these may be stored ones: a sample's index is its
+            own within one iteration alone. One that this iteration drew has the noise it has without `drawn`.
 
     >>> one = keyed_normal((2,), seed=1, iteration=0, samples=[7], purpose=Purpose.START)
     >>> two = keyed_normal((2,), seed=1, iteration=0, samples=[3, 7], purpose=Purpose.START)
@@ -57,21 +60,41 @@ def keyed_normal(
     """
     samples = list(samples)
     steps = [-1] * len(samples) if steps is None else list(steps)
+    drawn = [iteration] * len(samples) if drawn is None else list(drawn)
     rows = [
-        torch.randn(tuple(shape), generator=keyed_generator(seed, iteration, sample, step, purpose))
-        for sample, step in zip(samples, steps, strict=True)
+        torch.randn(
+            tuple(shape),
+            generator=keyed_generator(seed, iteration, sample, step, purpose, *_stored(origin, iteration)),
+        )
+        for sample, step, origin in zip(samples, steps, drawn, strict=True)
     ]
     return torch.stack(rows) if rows else torch.empty(0, *shape)
 
 
 def keyed_subset(
-    total: int, count: int, *, seed: int, iteration: int, samples: Iterable[int], purpose: Purpose
+    total: int,
+    count: int,
+    *,
+    seed: int,
+    iteration: int,
+    samples: Iterable[int],
+    purpose: Purpose,
+    drawn: Iterable[int] | None = None,
 ) -> Tensor:
     """`count` of the indices 0 … total − 1 for each sample, without repetition, ascending: [N, count]."""
+    samples = list(samples)
+    drawn = [iteration] * len(samples) if drawn is None else list(drawn)
     rows = [
-        torch.randperm(total, generator=keyed_generator(seed, iteration, sample, -1, purpose))[:count]
+        torch.randperm(
+            total, generator=keyed_generator(seed, iteration, sample, -1, purpose, *_stored(origin, iteration))
+        )[:count]
         .sort()
         .values
-        for sample in samples
+        for sample, origin in zip(samples, drawn, strict=True)
     ]
     return torch.stack(rows) if rows else torch.empty(0, count, dtype=torch.int64)
+
+
+def _stored(drawn: int, iteration: int) -> tuple[int, ...]:
+    """What a stored sample's key has beside those of this iteration's samples."""
+    return () if drawn == iteration else (drawn,)

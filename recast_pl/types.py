@@ -1,14 +1,22 @@
 """What travels along the arrow: prompts → rollout → rewards → advantages → credit → objective.
 
-Shape suffixes, here and everywhere: R rewards, B samples, K denoising steps, S stochastic ones among them,
-C H W latent or picture.
+The unit is the sample: it has its own noise levels, the iteration it was drawn in, and its own row of credit.
+
+Shape suffixes, here and everywhere: R rewards, B samples, K denoising steps, T the levels around them (K + 1),
+S stochastic ones among them, N trained (sample, step) pairs, C H W latent or picture. A latent may have any
+number of dimensions (a video's: C F H W): nothing below counts them.
 """
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
+
+from recast_pl.schedule import columns_at, shared_schedule
+from recast_pl.shapes import check_shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +31,7 @@ class Prompt:
 class PromptBatch:
     """The samples that one process draws in one iteration, groups of k after one another."""
 
-    iteration: int  # of the run, from 0; −1 for evaluation
+    iteration: int  # that draws these samples, from 0; −1 for evaluation
     prompts: tuple[Prompt, ...]  # B, repeated within a group
     group_B: Tensor  # int64; equal for samples of one group, different for all others, whatever their text
     sample_B: Tensor  # int64; the sample's index in the whole iteration, over all processes
@@ -37,13 +45,13 @@ class PromptBatch:
         """The prompts' texts, B."""
         return [prompt.text for prompt in self.prompts]
 
-    def first(self, count: int) -> "PromptBatch":
-        """The first `count` samples."""
+    def rows(self, rows_B: Tensor) -> "PromptBatch":
+        """The samples at these rows, in this order; a row may come more than once."""
         return PromptBatch(
             iteration=self.iteration,
-            prompts=self.prompts[:count],
-            group_B=self.group_B[:count],
-            sample_B=self.sample_B[:count],
+            prompts=tuple(self.prompts[row] for row in rows_B.tolist()),
+            group_B=self.group_B[rows_B],
+            sample_B=self.sample_B[rows_B],
         )
 
 
@@ -60,30 +68,73 @@ class TextEmbeddings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """Clean samples of the rollout policy. Holds no graph."""
+    """Clean samples of the rollout policy, each with its own schedule. Holds no graph."""
 
     batch: PromptBatch
     text: TextEmbeddings  # B
     x0_BCHW: Tensor  # latents at t = 0
     images_B3HW: Tensor  # pictures in [0, 1], float32
-    levels: Tensor  # K + 1 noise levels t, from 1 (noise) down to 0 (clean); float64, on the CPU
+    levels_BT: Tensor  # float64; noise levels from at most 1 down to 0, zeros after a row's own end
+    steps_B: Tensor  # int64; how many denoising steps the sample has
+    drawn_B: Tensor  # int64; the iteration that drew it, −1 for evaluation
+    version_B: Tensor  # int64; how often the old policy had followed the trained one when it drew the sample
     trajectory: "Trajectory | None" = None  # of stochastic steps, where the objective trains on them
 
-    def first(self, count: int) -> "Rollout":
-        """The first `count` samples."""
+    def __post_init__(self) -> None:
+        check_shapes(
+            x0_BZ=self.x0_BCHW,
+            levels_BT=self.levels_BT,
+            steps_B=self.steps_B,
+            drawn_B=self.drawn_B,
+            version_B=self.version_B,
+            sample_B=self.batch.sample_B,
+        )
+
+    @classmethod
+    def on_schedule(
+        cls,
+        levels: Tensor,
+        *,
+        batch: PromptBatch,
+        text: TextEmbeddings,
+        x0_BCHW: Tensor,
+        images_B3HW: Tensor,
+        trajectory: "Trajectory | None" = None,
+    ) -> "Rollout":
+        """Samples that share one schedule of K + 1 levels, drawn in the batch's iteration by its old policy."""
+        levels_BT, steps_B = shared_schedule(levels, len(batch))
+        drawn_B = torch.full((len(batch),), batch.iteration)
+        return cls(
+            batch=batch,
+            text=text,
+            x0_BCHW=x0_BCHW,
+            images_B3HW=images_B3HW,
+            levels_BT=levels_BT,
+            steps_B=steps_B,
+            drawn_B=drawn_B,
+            version_B=drawn_B.clamp_min(0),
+            trajectory=trajectory,
+        )
+
+    def rows(self, rows_B: Tensor) -> "Rollout":
+        """The samples at these rows, in this order; a row may come more than once."""
+        here = rows_B.to(self.x0_BCHW.device)
         return Rollout(
-            batch=self.batch.first(count),
-            text=self.text[:count],
-            x0_BCHW=self.x0_BCHW[:count],
-            images_B3HW=self.images_B3HW[:count],
-            levels=self.levels,
-            trajectory=None if self.trajectory is None else self.trajectory.first(count),
+            batch=self.batch.rows(rows_B),
+            text=self.text[here],
+            x0_BCHW=self.x0_BCHW[here],
+            images_B3HW=self.images_B3HW[here.to(self.images_B3HW.device)],
+            levels_BT=self.levels_BT[rows_B],
+            steps_B=self.steps_B[rows_B],
+            drawn_B=self.drawn_B[rows_B],
+            version_B=self.version_B[rows_B],
+            trajectory=None if self.trajectory is None else self.trajectory.rows(rows_B),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaussianSteps:
-    """Denoising steps as Gaussians around an affine mean: x_next ~ N(a x + b v, std²), a row for each of N."""
+    """Denoising steps as Gaussians around an affine mean: x_next ~ N(a x + b v, std²); N of them, or B × S."""
 
     x_N: Tensor  # a, float64, on the CPU like the others
     velocity_N: Tensor  # b
@@ -92,23 +143,35 @@ class GaussianSteps:
     def __getitem__(self, index: Any) -> "GaussianSteps":
         return GaussianSteps(x_N=self.x_N[index], velocity_N=self.velocity_N[index], std_N=self.std_N[index])
 
+    @classmethod
+    def joined(cls, parts: Sequence["GaussianSteps"]) -> "GaussianSteps":
+        """Steps of several parts after one another."""
+        return cls(
+            x_N=torch.cat([part.x_N for part in parts]),
+            velocity_N=torch.cat([part.velocity_N for part in parts]),
+            std_N=torch.cat([part.std_N for part in parts]),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """The stochastic steps of B samples: S consecutive ones of each. Holds no graph."""
+    """The stochastic steps of B samples: consecutive ones of each, up to S. Holds no graph."""
 
     first_B: Tensor  # int64, the sample's first stochastic step; the others follow
+    count_B: Tensor  # int64, how many it has, at most S; what is stored beyond says nothing
     latents_BTCHW: Tensor  # T = S + 1 latents, before the first of these steps up to after the last; float32
     log_prob_BS: Tensor  # of each step under the policy that drew it, mean over dimensions; float32
-    steps_K: GaussianSteps  # what each of the K denoising steps is where it is stochastic
+    steps_BS: GaussianSteps  # what each of these steps is
 
-    def first(self, count: int) -> "Trajectory":
-        """The first `count` samples."""
+    def rows(self, rows_B: Tensor) -> "Trajectory":
+        """The samples at these rows, in this order."""
+        here = rows_B.to(self.latents_BTCHW.device)
         return Trajectory(
-            first_B=self.first_B[:count],
-            latents_BTCHW=self.latents_BTCHW[:count],
-            log_prob_BS=self.log_prob_BS[:count],
-            steps_K=self.steps_K,
+            first_B=self.first_B[rows_B],
+            count_B=self.count_B[rows_B],
+            latents_BTCHW=self.latents_BTCHW[here],
+            log_prob_BS=self.log_prob_BS[here],
+            steps_BS=self.steps_BS[rows_B],
         )
 
 
@@ -133,11 +196,68 @@ class Experience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """W as it is used in training: K·W, so that its columns sum to 1 for column-balanced strategies."""
+    """W as a function of the noise level: who shares a step, apart from how much the step counts.
+
+    W_rbk = shares · step weight / K. One table for all samples (the axis B has the size 1), or one for each.
+    """
 
     names: tuple[str, ...]  # R
-    levels: Tensor  # K + 1 noise levels; column j belongs to the step that leaves levels[j]
-    values_RK: Tensor  # float64
+    levels: Tensor  # K + 1; column j is of the steps that leave a level in (levels[j + 1], levels[j]]
+    shares_RBK: Tensor  # [R, 1 or B, K], float64; the rewards' shares of a step sum to 1
+    step_weights_BK: Tensor  # [1 or B, K], float64; mean 1 over the trained steps, 0 at the others
+    made_RK: Tensor | None = None  # K·W as the strategy made it, steps that are not trained included
+
+    def __post_init__(self) -> None:
+        check_shapes(shares_RBK=self.shares_RBK, step_weights_BK=self.step_weights_BK)
+        if self.shares_RBK.shape[::2] != (len(self.names), len(self.levels) - 1):
+            raise ValueError(
+                f"W's shares: expected [{len(self.names)} rewards, 1 or B, {len(self.levels) - 1} steps], got "
+                f"{list(self.shares_RBK.shape)}"
+            )
+
+    @classmethod
+    def of_table(
+        cls,
+        names: tuple[str, ...],
+        levels: Tensor,
+        shares_RK: Tensor,
+        step_weights_K: Tensor | None = None,
+        *,
+        made_RK: Tensor | None = None,
+    ) -> "Weights":
+        """One table for all samples; no step weights: every step counts 1."""
+        if step_weights_K is None:
+            step_weights_K = torch.ones_like(shares_RK[0])
+        return cls(
+            names=names,
+            levels=levels,
+            shares_RBK=shares_RK[:, None],
+            step_weights_BK=step_weights_K[None],
+            made_RK=made_RK,
+        )
+
+    @property
+    def values_RBK(self) -> Tensor:
+        """K·W as training uses it: shares times step weights, [R, 1 or B, K]."""
+        return self.shares_RBK * self.step_weights_BK
+
+    @property
+    def values_RK(self) -> Tensor:
+        """K·W as the strategy made it, else the mean over samples of what training uses: shown and stored."""
+        if self.made_RK is not None:
+            return self.made_RK
+        values_RBK = self.values_RBK
+        return values_RBK[:, 0] if values_RBK.shape[1] == 1 else values_RBK.mean(1)
+
+    def columns(self, t_N: Tensor) -> Tensor:
+        """The columns that steps from these noise levels belong to, int64; see `schedule.columns_at`."""
+        return columns_at(self.levels, t_N)
+
+    def at(self, t_N: Tensor, row_N: Tensor) -> Tensor:
+        """K·W of pairs of a noise level and a sample, [R, N]."""
+        check_shapes(t_N=t_N, row_N=row_N)
+        values_RBK, column_N = self.values_RBK, self.columns(t_N)
+        return values_RBK[:, row_N if values_RBK.shape[1] > 1 else torch.zeros_like(row_N), column_N]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,34 +269,76 @@ class Velocities:
     reference_NCHW: Tensor | None  # of the base model, where the objective asks for it
 
 
+class TrainingSamples(ABC):
+    """What an objective is given at N trained pairs; each kind of objective has its own kind."""
+
+    __slots__ = ()
+
+    renoised: ClassVar[bool]  # whether x_t is a clean sample noised anew, whatever led to it
+    t_N: Tensor  # noise level at which velocities are predicted, in (0, 1]
+    advantage_N: Tensor
+
+    @property
+    @abstractmethod
+    def x_t_NCHW(self) -> Tensor:
+        """Where velocities are predicted."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoisedSamples:
+class NoisedSamples(TrainingSamples):
     """Clean samples brought to noise level t: x_t = (1 − t) x0 + t noise; one row for each pair N."""
 
+    renoised = True
     x0_NCHW: Tensor
     noise_NCHW: Tensor
     t_N: Tensor  # in (0, 1]
     advantage_N: Tensor
     group_N: Tensor | None = None  # int64; which samples share a prompt, for objectives that compare groups
 
+    def __post_init__(self) -> None:
+        check_shapes(
+            x0_NZ=self.x0_NCHW,
+            noise_NZ=self.noise_NCHW,
+            t_N=self.t_N,
+            advantage_N=self.advantage_N,
+            group_N=self.group_N,
+        )
+
     @property
     def x_t_NCHW(self) -> Tensor:
-        """Where velocities are predicted: (1 − t) x0 + t noise."""
-        t = self.t_N[:, None, None, None]
+        """(1 − t) x0 + t noise."""
+        t = self.t_N.view(-1, *[1] * (self.x0_NCHW.ndim - 1))
         return (1 - t) * self.x0_NCHW + t * self.noise_NCHW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transitions:
+class Transitions(TrainingSamples):
     """Stochastic steps that the rollout policy has taken; one row for each trained pair N."""
 
-    x_t_NCHW: Tensor  # before the step
+    renoised = False
+    before_NCHW: Tensor  # x_t, where the step began
     x_next_NCHW: Tensor  # after it
     t_N: Tensor  # noise level before it, in (0, 1]
     t_next_N: Tensor  # … and after it
     steps_N: GaussianSteps
     log_prob_old_N: Tensor  # as the rollout recorded it
     advantage_N: Tensor
+
+    def __post_init__(self) -> None:
+        check_shapes(
+            before_NZ=self.before_NCHW,
+            next_NZ=self.x_next_NCHW,
+            t_N=self.t_N,
+            t_next_N=self.t_next_N,
+            std_N=self.steps_N.std_N,
+            log_prob_old_N=self.log_prob_old_N,
+            advantage_N=self.advantage_N,
+        )
+
+    @property
+    def x_t_NCHW(self) -> Tensor:
+        """The latent before the step."""
+        return self.before_NCHW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,8 +347,9 @@ class UpdatePart:
 
     experience: Experience
     row_N: Tensor  # int64, of this process's rollout
-    step_N: Tensor  # int64, denoising step
-    samples: NoisedSamples | Transitions
+    column_N: Tensor  # int64, the column of W that the pair's step belongs to …
+    columns: int  # … of K
+    samples: TrainingSamples
     velocities: Velocities
 
 

@@ -48,11 +48,13 @@ class Gaussian:
             sample_B=index,
         )
         text = TextEmbeddings(sequence_BLD=torch.zeros(samples, 1, 1), pooled_BD=torch.zeros(samples, 1))
-        rollout = Rollout(batch=batch, text=text, x0_BCHW=x0, images_B3HW=x0, levels=self.levels)
+        rollout = Rollout.on_schedule(self.levels, batch=batch, text=text, x0_BCHW=x0, images_B3HW=x0)
         return Probe(
             experience=Experience(
                 rollout=rollout, scores=self.scores(x0), group_B=group_B, own=slice(0, samples)
             ),
+            levels=self.levels,
+            iteration=seed,
             velocity=self.velocity,
             decode=lambda latents: latents,
             score=self.scores,
@@ -69,7 +71,7 @@ class ExactCompletions(PairedCompletions):
         self.policy = policy
 
     def complete(self, probe, x_t, step, draw):
-        mean, spread = self.policy.posterior(x_t, float(probe.experience.rollout.levels[step + 1]))
+        mean, spread = self.policy.posterior(x_t, float(probe.levels[step + 1]))
         generator = torch.Generator().manual_seed(10_000 * probe.seed + 100 * step + draw)
         return mean + spread * torch.randn(x_t.shape, generator=generator, dtype=x_t.dtype)
 

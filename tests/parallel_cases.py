@@ -21,10 +21,17 @@ class Recorder(pl.Callback):
         self.folder, self.rows, self.noises = Path(folder), [], {}
 
     def on_train_start(self, trainer, module):
-        module.observer, self.processes = self, trainer.world_size
+        module.credit.observer, self.processes = self, trainer.world_size
+        experience_of = module.experience
 
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        experience = module.experience(batch)
+        def seen(batch):
+            experience = experience_of(batch)
+            self.keep(batch, experience)
+            return experience
+
+        module.experience = seen
+
+    def keep(self, batch, experience):
         own = experience.scores.values_RB[:, experience.own]
         for b, sample in enumerate(batch.sample_B.tolist()):
             self.rows.append(
@@ -40,7 +47,7 @@ class Recorder(pl.Callback):
 
     def watch(self, part):
         batch = part.experience.rollout.batch
-        for n, (row, step) in enumerate(zip(part.row_N.tolist(), part.step_N.tolist(), strict=True)):
+        for n, (row, step) in enumerate(zip(part.row_N.tolist(), part.column_N.tolist(), strict=True)):
             key = (batch.iteration, int(batch.sample_B[row]), step)
             drawn = getattr(part.samples, "noise_NCHW", part.samples.t_N)  # a recorded step draws nothing anew
             self.noises[key] = (drawn[n].clone(), float(part.samples.advantage_N[n]))

@@ -8,7 +8,9 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "recast_pl"
 
 MAY_IMPORT = {
-    "types": set(),
+    "shapes": set(),
+    "schedule": set(),
+    "types": {"schedule", "shapes"},
     "noise": set(),
     "error_messages": set(),
     "trainer_limits": set(),
@@ -18,13 +20,15 @@ MAY_IMPORT = {
     "scenes": set(),
     "prompts": {"types", "noise", "scenes"},
     "policy": {"types", "assets", "parallel"},
-    "rollout": {"types", "noise", "policy"},
+    "rollout": {"types", "noise", "schedule", "policy"},
     "rewards": {"types", "assets", "scenes", "error_messages"},
-    "advantages": {"types"},
-    "objectives": {"types", "rollout"},
-    "update": {"types", "noise"},
+    "advantages": {"types", "shapes"},
+    "update": {"types", "noise", "schedule", "shapes"},
+    "objectives": {"types", "schedule", "shapes", "policy", "rollout", "update", "parallel"},
     "credit": {
         "types",
+        "shapes",
+        "parallel",
         "noise",
         "rollout",
         "figures",

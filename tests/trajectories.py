@@ -15,11 +15,11 @@ from recast_pl.rollout import SDERollout
 
 def learn(
     rewards, *, objective, rollout=None, budgets=None, advantages=None, epochs=6, updates=1, credit=None,
-    timesteps=None, lr=0.03, min_noise_level=0.01,
+    timesteps=None, lr=0.03, min_noise_level=0.01, policy=None,
 ):  # fmt: skip
     """Trains θ from 0 and returns the module."""
     module = ReCASTModule(
-        policy=OnePixel(),
+        policy=policy or OnePixel(),
         rewards=RewardSuite(rewards=rewards, budgets=budgets),
         rollout=rollout or SDERollout(num_steps=8, micro_batch_size=10, progress_bar=False),
         advantages=advantages or PerReward(),

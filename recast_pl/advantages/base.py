@@ -1,4 +1,4 @@
-"""Advantages: how much better than its group a sample is, for each reward, mixed for each step by K·W.
+"""Advantages: how much better than its group a sample is, for each reward, mixed for each step by W.
 
 Shape suffixes: R rewards, B samples, K denoising steps. Groups are integers, never texts.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from recast_pl.shapes import check_shapes
 from recast_pl.types import Scores, Weights
 
 SPREAD_FLOOR = 1e-6  # below this spread a group is constant and its advantages are exactly 0
@@ -91,10 +92,13 @@ def batch_spread(values: Tensor, valid: Tensor) -> Tensor:
 
 
 class Advantages(ABC):
-    """Turns scores and K·W into one advantage for each sample and step.
+    """Turns scores and W into one advantage for each sample and step.
+
+    Rewards are mixed, and the mixture standardised where a subclass does so, by W's *shares*; how much a step
+    counts multiplies afterwards. A weight over time alone so has its effect whatever is standardised.
 
     Args:
-        clip: the mixed advantages are cut to ±clip; None: they are not.
+        clip: the mixed advantages are cut to ±clip, before the step's weight; None: they are not.
     """
 
     def __init__(self, *, clip: float | None = None) -> None:
@@ -103,10 +107,48 @@ class Advantages(ABC):
         self.clip = clip
 
     def __call__(self, scores: Scores, group_B: Tensor, weights: Weights) -> Tensor:
-        """Advantages [B, K], float64, from the scores of whole groups."""
-        mixed_BK = self.mix(scores, group_B, weights)
-        return mixed_BK if self.clip is None else mixed_BK.clamp(-self.clip, self.clip)
+        """Advantages [B, K], float64, from the scores of whole groups.
+
+        Args:
+            scores: of B samples, of the same rewards in the same order as W's.
+            group_B: int64 group of each sample, in any order.
+            weights: one table for all samples, or one for each of the B.
+
+        Raises:
+            ValueError: where rewards or shapes do not fit; names both.
+        """
+        if scores.names != weights.names:
+            raise ValueError(
+                f"the scores are of the rewards {', '.join(scores.names)}, W is of {', '.join(weights.names)}; "
+                "expected the same rewards in the same order"
+            )
+        check_shapes(values_RB=scores.values_RB, valid_RB=scores.valid_RB, group_B=group_B)
+        shares_RBK, step_BK = weights.shares_RBK, weights.step_weights_BK
+        if not {shares_RBK.shape[1], step_BK.shape[0]} <= {1, len(group_B)}:
+            raise ValueError(
+                f"W's shares and step weights: expected one table, or one for each of {len(group_B)} samples, "
+                f"got {shares_RBK.shape[1]} and {step_BK.shape[0]}"
+            )
+        per_reward_RB = self.per_reward(scores, group_B)
+        mixed_BK = self.mix(per_reward_RB, shares_RBK.to(per_reward_RB), scores, group_B)
+        clipped_BK = mixed_BK if self.clip is None else mixed_BK.clamp(-self.clip, self.clip)
+        return clipped_BK * step_BK.to(clipped_BK)
 
     @abstractmethod
-    def mix(self, scores: Scores, group_B: Tensor, weights: Weights) -> Tensor:
-        """Advantages [B, K] before the clip."""
+    def per_reward(self, scores: Scores, group_B: Tensor) -> Tensor:
+        """Each reward's own advantages [R, B], float64; 0 where a score is not valid."""
+
+    def mix(self, per_reward_RB: Tensor, shares_RBK: Tensor, scores: Scores, group_B: Tensor) -> Tensor:
+        """Advantages [B, K] before clip and step weights: Σ_r share_rbk · A_rb."""
+        return mixed(per_reward_RB, shares_RBK)
+
+
+def mixed(values_RB: Tensor, shares_RBK: Tensor) -> Tensor:
+    """Σ_r share_rbk · value_rb, [B, K]; the shares are one table for all samples, or one for each.
+
+    >>> mixed(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[[0.5]], [[0.5]]])).tolist()
+    [[2.0], [3.0]]
+    """
+    if shares_RBK.shape[1] == 1:
+        return values_RB.T @ shares_RBK[:, 0]
+    return torch.einsum("rb,rbk->bk", values_RB, shares_RBK)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from recast_pl.advantages.base import Advantages, group_z_scores
-from recast_pl.types import Scores, Weights
+from recast_pl.types import Scores
 
 
 class BatchNormalised(Advantages):
@@ -17,7 +17,6 @@ class BatchNormalised(Advantages):
     the authors' code has it beside a mean and spread of each prompt over iterations.
     """
 
-    def mix(self, scores: Scores, group_B: Tensor, weights: Weights) -> Tensor:
+    def per_reward(self, scores: Scores, group_B: Tensor) -> Tensor:
         """See the class."""
-        z_RB = group_z_scores(scores.values_RB, scores.valid_RB, torch.zeros_like(group_B))
-        return z_RB.T @ weights.values_RK.to(z_RB)
+        return group_z_scores(scores.values_RB, scores.valid_RB, torch.zeros_like(group_B))

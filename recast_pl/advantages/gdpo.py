@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from recast_pl.advantages.base import Advantages, batch_spread, group_z_scores
-from recast_pl.types import Scores, Weights
+from recast_pl.advantages.base import Advantages, batch_spread, group_z_scores, mixed
+from recast_pl.types import Scores
 
 
 class GDPO(Advantages):
@@ -20,10 +20,13 @@ class GDPO(Advantages):
     2601.05242). The mixture by K·W at each step, in place of one weight for each reward, is our reading.
     """
 
-    def mix(self, scores: Scores, group_B: Tensor, weights: Weights) -> Tensor:
+    def per_reward(self, scores: Scores, group_B: Tensor) -> Tensor:
         """See the class."""
-        z_RB = group_z_scores(scores.values_RB, scores.valid_RB, group_B)
-        W_RK = weights.values_RK.to(z_RB)
-        mixed_KB = W_RK.T @ z_RB
-        counted_B = scores.valid_RB[W_RK.abs().sum(1) > 0].any(0)
+        return group_z_scores(scores.values_RB, scores.valid_RB, group_B)
+
+    def mix(self, per_reward_RB: Tensor, shares_RBK: Tensor, scores: Scores, group_B: Tensor) -> Tensor:
+        """See the class."""
+        mixed_KB = mixed(per_reward_RB, shares_RBK).T
+        used_RB = shares_RBK.abs().sum(-1) > 0  # of one table for all samples, or of each one's own
+        counted_B = (scores.valid_RB & used_RB.to(scores.valid_RB.device)).any(0)
         return (mixed_KB / batch_spread(mixed_KB, counted_B.expand_as(mixed_KB))).T

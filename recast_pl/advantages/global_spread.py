@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from recast_pl.advantages.base import Advantages, batch_spread, group_statistics
-from recast_pl.types import Scores, Weights
+from recast_pl.types import Scores
 
 
 class GlobalSpread(Advantages):
@@ -19,9 +19,8 @@ class GlobalSpread(Advantages):
     here for each reward before the mixture by K·W.
     """
 
-    def mix(self, scores: Scores, group_B: Tensor, weights: Weights) -> Tensor:
+    def per_reward(self, scores: Scores, group_B: Tensor) -> Tensor:
         """See the class."""
         statistics = group_statistics(scores.values_RB, scores.valid_RB, group_B)
         deviation_RB = torch.where(statistics.spread.isinf(), 0.0, statistics.deviation)
-        a_RB = deviation_RB / batch_spread(scores.values_RB, scores.valid_RB)
-        return a_RB.T @ weights.values_RK.to(a_RB)
+        return deviation_RB / batch_spread(scores.values_RB, scores.valid_RB)

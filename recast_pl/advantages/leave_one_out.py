@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from recast_pl.advantages.base import Advantages, group_statistics
-from recast_pl.types import Scores, Weights
+from recast_pl.types import Scores
 
 
 def leave_one_out(values: Tensor, valid: Tensor, group_B: Tensor, *, divide: bool = False) -> Tensor:
@@ -54,7 +54,6 @@ class LeaveOneOut(Advantages):
         super().__init__(clip=clip)
         self.divide = divide
 
-    def mix(self, scores: Scores, group_B: Tensor, weights: Weights) -> Tensor:
+    def per_reward(self, scores: Scores, group_B: Tensor) -> Tensor:
         """See the class."""
-        difference_RB = leave_one_out(scores.values_RB, scores.valid_RB, group_B, divide=self.divide)
-        return difference_RB.T @ weights.values_RK.to(difference_RB)
+        return leave_one_out(scores.values_RB, scores.valid_RB, group_B, divide=self.divide)

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from recast_pl.advantages.base import Advantages, group_z_scores
-from recast_pl.types import Scores, Weights
+from recast_pl.types import Scores
 
 
 class PerReward(Advantages):
@@ -16,7 +16,6 @@ class PerReward(Advantages):
     (arXiv 2601.05242), without its last normalisation over the batch, which `GDPO` has.
     """
 
-    def mix(self, scores: Scores, group_B: Tensor, weights: Weights) -> Tensor:
+    def per_reward(self, scores: Scores, group_B: Tensor) -> Tensor:
         """See the class."""
-        z_RB = group_z_scores(scores.values_RB, scores.valid_RB, group_B)
-        return z_RB.T @ weights.values_RK.to(z_RB)
+        return group_z_scores(scores.values_RB, scores.valid_RB, group_B)

@@ -1,26 +1,25 @@
-"""The CreditAssigner callback: computes W before it is used, again every N iterations, and shows it."""
+"""The CreditAssigner callback: makes W due every N iterations, shows it, and keeps its state in checkpoints."""
 
 from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from recast_pl.credit.base import CreditStrategy, Uniform
-from recast_pl.credit.evidence import check_same
+from recast_pl.credit.assignment import Credit
+from recast_pl.credit.base import CreditStrategy
 from recast_pl.credit.plots import history_figure, profile_figure, weights_figure
-from recast_pl.credit.probe import Probe
 from recast_pl.figures import log_figure
 from recast_pl.module import ReCASTModule
-from recast_pl.types import Experience, PromptBatch, Weights
+from recast_pl.parallel.processes import warn
+from recast_pl.types import PromptBatch
 
 
 class CreditAssigner(pl.Callback):
-    """Keeps the module's W.
+    """Brings the module its credit, and keeps clock, figures and state of it.
 
     Args:
-        every_n_steps: iterations between recomputations; the first is before the first iteration.
+        every_n_steps: iterations between recomputations of W; the first is in the first iteration.
         strategy: turns budgets and noise levels (and evidence) into W; None: Uniform.
         on_other_rewards: what happens to a checkpoint of other rewards: `refuse` names both, `restart` takes
             over everything but the credit, which starts anew (for stages in which the rewards grow).
@@ -35,56 +34,63 @@ class CreditAssigner(pl.Callback):
     ) -> None:
         if every_n_steps < 1:
             raise ValueError(f"credit.every_n_steps: expected 1 or more, got {every_n_steps}")
-        self.every_n_steps, self.strategy = every_n_steps, strategy or Uniform()
-        self.on_other_rewards = on_other_rewards
-        self.history: list[tuple[int, Tensor]] = []  # iteration and K·W of each recomputation
+        self.every_n_steps, self.on_other_rewards = every_n_steps, on_other_rewards
+        self.credit = Credit(strategy)
+        self._shown = 0  # so many recomputations are in the logs
         self._restored: dict[str, Any] | None = None
+
+    @property
+    def strategy(self) -> CreditStrategy:
+        """What makes W."""
+        return self.credit.strategy
+
+    @property
+    def history(self) -> list[tuple[int, Tensor]]:
+        """Iteration and K·W of each recomputation."""
+        return self.credit.history
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Checks the strategy against rewards and budgets, before any weight is loaded."""
         if stage == "fit":
             module = _ours(pl_module)
             suite, steps = module.rewards, module.rollout.num_steps
+            self.strategy.follow(module.rollout)
             self.strategy.check(suite.names, suite.budgets_R, steps)
-            if self.strategy.needs_updates and module.objective.trains_on == "trajectory":
+            if self.strategy.needs_updates and not module.objective.renoises:
                 raise ValueError(
                     "credit.strategy: learns from clean samples that the update noises anew, and "
                     f"{type(module.objective).__name__} trains on the rollout's own steps; take an estimator "
                     "such as Preview or PairedCompletions"
                 )
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Lets strategies that learn from the update see it."""
-        _ours(pl_module).observer = self.strategy if self.strategy.needs_updates else None
+            module.credit = self.credit
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: PromptBatch, batch_idx: int
     ) -> None:
-        """Computes W where it is due, in the precision of the training step."""
+        """Makes W due where the clock says so."""
         module = _ours(pl_module)
-        if self._restored is not None:
+        if self._restored:
             self._take_back(self._restored, module)
-            self._restored = None
-        if module.iteration % self.every_n_steps == 0 or not module.has_weights:
-            with module.clock("credit"):
-                if self.strategy.needs_evidence:
-                    with trainer.precision_plugin.train_step_context():
-                        self.strategy.observe(probe_of(module, module.experience(batch)))
-                self._compute(module)
-                self._show(trainer, module)
+        self._restored = None
+        self.credit.due |= module.iteration % self.every_n_steps == 0
 
-    def _compute(self, module: ReCASTModule) -> None:
-        module.weights = self.strategy.weights(module.rewards.names, module.rewards.budgets_R, module.levels)
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Shows a W that is new."""
+        if len(self.history) > self._shown:
+            self._shown = len(self.history)
+            self._show(trainer)
 
-    def _show(self, trainer: pl.Trainer, module: ReCASTModule) -> None:
-        weights, step, profile = module.weights, module.iteration, self.strategy.profile
-        before = self.history[-1][1] if self.history else weights.values_RK
-        self.history.append((step, weights.values_RK))
+    def _show(self, trainer: pl.Trainer) -> None:
+        weights, profile = self.credit.weights, self.strategy.profile
+        step, values_RK = self.history[-1]
+        before_RK = self.history[-2][1] if len(self.history) > 1 else values_RK
         log_figure(trainer, "credit/W", lambda: weights_figure(weights), step=step)
         if len(self.history) > 1:
             log_figure(trainer, "credit/W_over_time", lambda: history_figure(weights, self.history), step=step)
-        values = {"credit/change_of_W": float((weights.values_RK - before).abs().mean())}
-        for name, row_K in zip(weights.names, weights.values_RK, strict=True):
+        values = {"credit/change_of_W": float((values_RK - before_RK).abs().mean())}
+        for name, row_K in zip(weights.names, values_RK, strict=True):
             values[f"credit_entropy/{name}"] = evenness(row_K)
         if profile is not None:
             log_figure(trainer, "credit/discriminability", lambda: profile_figure(profile), step=step)
@@ -97,18 +103,9 @@ class CreditAssigner(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Saves W with the rewards, budgets and levels it belongs to, its history, and the strategy's state."""
-        module = _ours(pl_module)
-        if module.has_weights:
-            checkpoint["credit"] = {
-                "names": list(module.weights.names),
-                "budgets": module.rewards.budgets_R,
-                "levels": module.weights.levels,
-                "values": module.weights.values_RK,
-                "history": [[iteration, values_RK] for iteration, values_RK in self.history],
-                "strategy": type(self.strategy).__name__,
-                "state": dict(self.strategy.state_dict()),
-            }
+        """Saves W and what it was made of; see `Credit.state_dict`."""
+        if self.credit.known:
+            checkpoint["credit"] = self.credit.state_dict()
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -117,52 +114,14 @@ class CreditAssigner(pl.Callback):
         self._restored = checkpoint.get("credit")
 
     def _take_back(self, saved: dict[str, Any], module: ReCASTModule) -> None:
-        """The saved state, if it is of these rewards and these noise levels; W follows from it.
-
-        W is made again from the restored evidence, so budgets or temperatures that have changed count at once.
-        A run that goes on with another strategy takes nothing and computes its own.
-
-        Raises:
-            ValueError: naming both.
-        """
-        weights = Weights(names=tuple(saved["names"]), levels=saved["levels"], values_RK=saved["values"])
-        if weights.names != module.rewards.names and self.on_other_rewards == "restart":
-            rank_zero_warn(
-                f"the checkpoint's W is of the rewards {', '.join(weights.names)}, this run's are "
+        if tuple(saved["names"]) != module.rewards.names and self.on_other_rewards == "restart":
+            warn(
+                f"the checkpoint's W is of the rewards {', '.join(saved['names'])}, this run's are "
                 f"{', '.join(module.rewards.names)}: credit starts anew"
             )
             return
-        check_same(weights, module.rewards.names, module.levels, what="the checkpoint's W")
-        if saved["strategy"] != type(self.strategy).__name__:
-            return
-        self.strategy.load_state_dict(saved["state"])
-        self.history = [(int(iteration), values_RK) for iteration, values_RK in saved["history"]]
-        if self.strategy.ready:
-            self._compute(module)
-        elif torch.equal(saved["budgets"], module.rewards.budgets_R):
-            module.weights = weights
-
-
-def probe_of(module: ReCASTModule, experience: Experience) -> Probe:
-    """What an estimator may do with an iteration's samples, by the module's rollout policy."""
-    policy, size = module.policy, module.rollout.micro_batch_size
-
-    def velocity(x: Tensor, t: float, text: Any) -> Tensor:
-        with torch.no_grad(), policy.using("old"):
-            parts = [
-                module.rollout.velocity(policy, x[rows], t, text[rows])
-                for rows in (slice(start, start + size) for start in range(0, len(x), size))
-            ]
-        return torch.cat(parts)
-
-    return Probe(
-        experience=experience,
-        velocity=velocity,
-        decode=lambda x0: torch.cat([policy.decode(part) for part in x0.split(size)]),
-        score=module.score_everywhere,
-        schedule=policy.levels,
-        seed=module.seed,
-    )
+        self.credit.load_state_dict(saved)
+        self._shown = len(self.history)
 
 
 def evenness(row_K: Tensor) -> float:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 
 from recast_pl.credit import CreditAssigner
+from recast_pl.credit.weights_record import plain_record
 from recast_pl.module import ReCASTModule
 from recast_pl.rewards.images import to_pil
 from recast_pl.study.record import PICTURES, RECORD
@@ -38,9 +40,9 @@ class RunRecord(pl.Callback):
         module = _ours(pl_module)
         if not trainer.is_global_zero:
             return
-        if module.weights is not self._shown:
-            self._shown = module.weights
-            self._append("weights", module.iteration - 1, _plain(module.weights))
+        if module.credit.weights is not self._shown:
+            self._shown = module.credit.weights
+            self._append("weights", module.iteration - 1, plain_record(self._shown))
         metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
         self._append(
             "train",
@@ -81,7 +83,7 @@ class RunRecord(pl.Callback):
         """Keeps the first pictures."""
         if batch_idx or outputs is None or not trainer.is_global_zero or not self.pictures:
             return
-        rollout = outputs.rollout.first(min(self.pictures, len(outputs.rollout.batch)))
+        rollout = outputs.rollout.rows(torch.arange(min(self.pictures, len(outputs.rollout.batch))))
         folder = self.folder / PICTURES / f"iteration={_ours(pl_module).iteration:05d}"
         folder.mkdir(parents=True, exist_ok=True)
         entries = []
@@ -127,12 +129,6 @@ def counted(state: Any, key: str) -> int:
             for name, value in state.items()
         )
     return sum(counted(value, key) for value in state) if isinstance(state, (list, tuple)) else 0
-
-
-def _plain(weights: Weights) -> dict[str, Any]:
-    """W (not K·W), with what its rows and columns are."""
-    values_RK = weights.values_RK / weights.values_RK.shape[1]
-    return {"names": list(weights.names), "levels": weights.levels.tolist(), "W": values_RK.tolist()}
 
 
 def _ours(module: pl.LightningModule) -> ReCASTModule:

@@ -14,6 +14,8 @@ class Probe:
     """An iteration's clean samples, and what an estimator may do with them."""
 
     experience: Experience
+    levels: Tensor  # K + 1, of W's columns
+    iteration: int  # that asks
     velocity: Callable[[Tensor, float, TextEmbeddings], Tensor]  # of the rollout policy, as it rolls out
     decode: Callable[[Tensor], Tensor]  # latents → pictures in [0, 1]
     score: Callable[[Tensor, tuple[Prompt, ...]], Scores]  # own pictures → scores of all processes' samples
@@ -35,7 +37,7 @@ class Probe:
         )
         start = whole.own.start // size * count
         experience = Experience(
-            rollout=whole.rollout.first(count),
+            rollout=whole.rollout.rows(torch.arange(count)),
             scores=scores,
             group_B=whole.group_B[kept.to(whole.group_B.device)],
             own=slice(start, start + count),

@@ -46,7 +46,7 @@ class EvaluationSteps(pl.LightningModule, ABC):
     def _evaluate(self, suite: RewardSuite, batch: PromptBatch) -> Evaluated | None:
         rollout = self.collect(batch, role=self.evaluated_policy)
         if batch.padding:  # this process has fewer held-out prompts; it had to take the same steps
-            rollout = rollout.first(len(batch) - batch.padding)
+            rollout = rollout.rows(torch.arange(len(batch) - batch.padding))
         if not len(rollout.batch):
             self.statistics.update(torch.empty(len(suite.names), 0, device=self.device))  # it will be gathered
             return None

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from recast_pl.objectives.base import (
-    Objective,
+    check_velocities,
     checked,
     pair_mean,
     policy_velocity,
     scaled_advantage,
     target_velocity,
 )
+from recast_pl.objectives.noised import NoisedObjective
 from recast_pl.types import Loss, NoisedSamples, Velocities
 
 Weighting = Literal["uniform", "t", "t_squared", "huber"]
@@ -92,6 +93,7 @@ def awm_terms(
     Reference: Xue et al., "Advantage weighted matching: Aligning RL with pretraining in diffusion models", 2025
     (arXiv 2509.25050).
     """
+    check_velocities(velocities, samples.x0_NCHW, samples.advantage_N)
     likelihood_N = matching_likelihood(velocities.current_NCHW, samples, weighting=weighting, power=power)
     old_N = matching_likelihood(policy_velocity(velocities, "old"), samples, weighting=weighting, power=power)
     A_N = scaled_advantage(samples.advantage_N, scale=1 / advantage_clip, clip=advantage_clip)
@@ -104,7 +106,7 @@ def awm_terms(
     )
 
 
-class AWM(Objective):
+class AWM(NoisedObjective):
     """The clipped surrogate of `awm_terms`, and penalties on the distance to the reference and the old policy.
 
     The old policy is the one that rolled out, as the ratio asks; it trails the trained one, so that the ratio

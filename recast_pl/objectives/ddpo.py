@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-from recast_pl.objectives.base import Objective
 from recast_pl.objectives.policy_gradient import (
     OldLogProb,
     check_coefficients,
@@ -10,10 +9,11 @@ from recast_pl.objectives.policy_gradient import (
     ratio_parts,
     step_terms,
 )
+from recast_pl.objectives.trajectory import TrajectoryObjective
 from recast_pl.types import Loss, Transitions, Velocities
 
 
-class DDPO(Objective):
+class DDPO(TrajectoryObjective):
     """The policy gradient of a denoising process seen as a Markov decision process.
 
     `importance` (DDPO-IS): PPO's clipped surrogate −min(ρ A, clip(ρ, 1 − ε, 1 + ε) A), good for several updates
@@ -33,7 +33,6 @@ class DDPO(Objective):
     Reference: Black et al., "Training diffusion models with reinforcement learning", 2023 (arXiv 2305.13301).
     """
 
-    trains_on: Literal["noised", "trajectory"] = "trajectory"
     needs_reference = False
 
     def __init__(

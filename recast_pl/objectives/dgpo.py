@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from recast_pl.objectives.base import (
-    Objective,
+    check_velocities,
     checked,
     pair_mean,
     policy_velocity,
     scaled_advantage,
     target_velocity,
 )
+from recast_pl.objectives.noised import NoisedObjective
 from recast_pl.types import Loss, NoisedSamples, Velocities
 
 Baseline = Literal["reference", "old"]
@@ -88,6 +89,7 @@ def dgpo_terms(
     no β, either), and the clip before centring are our reading. The released code's additional clip of the
     ratio is left out.
     """
+    check_velocities(velocities, samples.x0_NCHW, samples.advantage_N)
     current, target = velocities.current_NCHW, target_velocity(samples)
     error_N = pair_mean((current - target).square())
     base_N = pair_mean((policy_velocity(velocities, baseline) - target).square())
@@ -101,7 +103,7 @@ def dgpo_terms(
     )
 
 
-class DGPO(Objective):
+class DGPO(NoisedObjective):
     """The group preference of `dgpo_terms`, and a penalty on the distance to the reference.
 
     A gradient needs whole groups at one step: steps are drawn for each group, and micro-batches hold whole

@@ -1,8 +1,5 @@
 """Flow-GRPO: clipped policy gradient over a flow's stochastic steps, held near the reference."""
 
-from typing import Literal
-
-from recast_pl.objectives.base import Objective
 from recast_pl.objectives.policy_gradient import (
     OldLogProb,
     check_coefficients,
@@ -10,10 +7,11 @@ from recast_pl.objectives.policy_gradient import (
     ratio_parts,
     step_terms,
 )
+from recast_pl.objectives.trajectory import TrajectoryObjective
 from recast_pl.types import Loss, Transitions, Velocities
 
 
-class FlowGRPO(Objective):
+class FlowGRPO(TrajectoryObjective):
     """PPO's clipped surrogate on each stochastic step, plus β times the step's KL to the reference policy.
 
         L = mean_N [ −min(ρ A, clip(ρ, 1 − ε, 1 + ε) A) + β KL ],  ρ = exp(log p_θ − log p_old),
@@ -37,8 +35,6 @@ class FlowGRPO(Objective):
     Reference: Liu et al., "Flow-GRPO: Training flow matching models via online RL", 2025 (arXiv 2505.05470),
     and its released code.
     """
-
-    trains_on: Literal["noised", "trajectory"] = "trajectory"
 
     def __init__(
         self,

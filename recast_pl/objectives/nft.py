@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recast_pl.objectives.base import Objective
+from recast_pl.objectives.base import check_velocities
+from recast_pl.objectives.noised import NoisedObjective
 from recast_pl.rollout.solvers import clean_estimate
 from recast_pl.types import Loss, NoisedSamples, Velocities
 
@@ -74,6 +75,7 @@ def diffusion_nft_terms(
     Reference: Zheng et al., "DiffusionNFT: Online diffusion reinforcement with forward process", 2025
     (arXiv 2509.16117), equation 7 and its adaptive weighting.
     """
+    check_velocities(velocities, samples.x0_NCHW, samples.advantage_N)
     if velocities.old_NCHW is None:
         raise ValueError("DiffusionNFT needs the old policy's velocity")
     current, old = velocities.current_NCHW, velocities.old_NCHW.detach()
@@ -97,7 +99,7 @@ def diffusion_nft_terms(
     )
 
 
-class DiffusionNFT(Objective):
+class DiffusionNFT(NoisedObjective):
     """The DiffusionNFT loss with a penalty on the distance to the reference velocity.
 
     Args:

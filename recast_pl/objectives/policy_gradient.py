@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from recast_pl.objectives.base import check_velocities
 from recast_pl.rollout.transition import step_divergence, step_log_prob, step_mean
 from recast_pl.types import Transitions, Velocities
 
@@ -46,6 +47,7 @@ def step_terms(velocities: Velocities, samples: Transitions) -> StepTerms:
             the rollout was.
         samples: the steps.
     """
+    check_velocities(velocities, samples.before_NCHW, samples.advantage_N)
     steps_N, x_t, x_next = samples.steps_N, samples.x_t_NCHW, samples.x_next_NCHW
     mean = step_mean(steps_N, x_t, velocities.current_NCHW)
     log_prob_N = step_log_prob(steps_N, mean, x_next)

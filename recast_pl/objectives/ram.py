@@ -6,13 +6,14 @@ Shape suffixes: N trained (sample, step) pairs, C H W latent.
 from torch import Tensor
 
 from recast_pl.objectives.base import (
-    Objective,
+    check_velocities,
     checked,
     pair_mean,
     policy_velocity,
     scaled_advantage,
     target_velocity,
 )
+from recast_pl.objectives.noised import NoisedObjective
 from recast_pl.types import Loss, NoisedSamples, Velocities
 
 
@@ -47,6 +48,7 @@ def ram_terms(
     the fixed point are derived here. The paper's R is the reward of a run with a KL penalty; that R is made of
     advantages, their scale and RVM's clip are our reading.
     """
+    check_velocities(velocities, samples.x0_NCHW, samples.advantage_N)
     current, reference = velocities.current_NCHW, policy_velocity(velocities, "reference")
     R_N = scaled_advantage(samples.advantage_N, scale=scale, clip=advantage_clip)
     R = R_N.view(-1, *[1] * (current.ndim - 1))
@@ -54,7 +56,7 @@ def ram_terms(
     return pair_mean((current - (reference + correction)).square()), pair_mean(correction.square())
 
 
-class RAM(Objective):
+class RAM(NoisedObjective):
     """A regression on the reference's velocity plus the advantage times the trained one's own residual.
 
     What keeps it bounded: the target is held fixed in each step, and from step to step v_θ − v_ref shrinks

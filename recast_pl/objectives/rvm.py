@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from recast_pl.objectives.base import (
-    Objective,
+    check_velocities,
     checked,
     pair_mean,
     policy_velocity,
     scaled_advantage,
     target_velocity,
 )
+from recast_pl.objectives.noised import NoisedObjective
 from recast_pl.types import Loss, NoisedSamples, Velocities
 
 Anchor = Literal["none", "reference", "old"]
@@ -66,6 +67,7 @@ def rvm_terms(
     with it, DiffusionNFT without adaptive weighting is a special case
     (tests/objectives/test_objective_family.py).
     """
+    check_velocities(velocities, samples.x0_NCHW, samples.advantage_N)
     current, target = velocities.current_NCHW, target_velocity(samples)
     A_N = scaled_advantage(samples.advantage_N, scale=scale, clip=advantage_clip)
     if residual == "current":
@@ -84,7 +86,7 @@ def rvm_terms(
     )
 
 
-class RVM(Objective):
+class RVM(NoisedObjective):
     """A regression on the target velocity, weighted by the signed advantage, and an anchor.
 
     What keeps it bounded: for a negative A the reward term falls without end as v_θ leaves u. At one x_t the

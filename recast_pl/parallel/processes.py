@@ -3,6 +3,7 @@
 Shape suffixes: P processes.
 """
 
+import warnings
 from collections.abc import Mapping
 
 import torch
@@ -12,6 +13,12 @@ from torch import Tensor, distributed
 def several() -> bool:
     """Whether this process is one of several."""
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def warn(message: str) -> None:
+    """A warning, on the first process alone."""
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0:
+        warnings.warn(message, stacklevel=3)
 
 
 def gathered(tensor: Tensor) -> Tensor:

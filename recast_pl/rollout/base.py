@@ -12,6 +12,7 @@ from tqdm import tqdm
 from recast_pl.noise import Purpose, keyed_normal
 from recast_pl.policy.base import Policy
 from recast_pl.rollout.solvers import Velocity
+from recast_pl.schedule import shared_schedule
 from recast_pl.types import GaussianSteps, PromptBatch, TextEmbeddings, Trajectory
 
 
@@ -37,9 +38,11 @@ class Keys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """Clean latents, and how they came about where that was asked for."""
+    """Clean latents, the schedule of each, and how they came about where that was asked for."""
 
     x0_BCHW: Tensor
+    levels_BT: Tensor  # each sample's noise levels, padded with zeros
+    steps_B: Tensor  # how many denoising steps it has
     trajectory: Trajectory | None
 
 
@@ -156,8 +159,11 @@ class RolloutSampler(ABC):
                 )
                 if on_samples is not None:
                     on_samples(done[-1][0])
+        levels_BT, steps_B = shared_schedule(levels, len(batch))
         return Drawn(
             x0_BCHW=torch.cat([x0 for x0, _ in done]),
+            levels_BT=levels_BT,
+            steps_B=steps_B,
             trajectory=_joined([part for _, part in done if part is not None]),
         )
 
@@ -191,12 +197,12 @@ def _joined(parts: list[Trajectory]) -> Trajectory | None:
     """One trajectory of consecutive micro-batches."""
     if not parts:
         return None
-    steps_K: GaussianSteps = parts[0].steps_K
     return Trajectory(
         first_B=torch.cat([part.first_B for part in parts]),
+        count_B=torch.cat([part.count_B for part in parts]),
         latents_BTCHW=torch.cat([part.latents_BTCHW for part in parts]),
         log_prob_BS=torch.cat([part.log_prob_BS for part in parts]),
-        steps_K=steps_K,
+        steps_BS=GaussianSteps.joined([part.steps_BS for part in parts]),
     )
 
 

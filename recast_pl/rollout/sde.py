@@ -99,6 +99,7 @@ class SDERollout(RolloutSampler):
             self.window.starts(keys.group_B, num_steps=self.num_steps, seed=keys.seed, iteration=keys.iteration)
         )
         count = self.stochastic_steps
+        step_BS = first_B[:, None] + torch.arange(count)
         latents_BTCHW = x.new_empty(len(x), count + 1, *x.shape[1:]) if record else x.new_empty(0)
         log_prob_BS = x.new_empty(len(x), count)
         for step, (t, t_next) in enumerate(zip(levels[:-1].tolist(), levels[1:].tolist(), strict=True)):
@@ -120,7 +121,11 @@ class SDERollout(RolloutSampler):
         if not record:
             return x, None
         return x, Trajectory(
-            first_B=first_B, latents_BTCHW=latents_BTCHW, log_prob_BS=log_prob_BS, steps_K=steps_K
+            first_B=first_B,
+            count_B=torch.full_like(first_B, count),
+            latents_BTCHW=latents_BTCHW,
+            log_prob_BS=log_prob_BS,
+            steps_BS=steps_K[step_BS],
         )
 
 

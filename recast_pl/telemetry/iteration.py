@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from recast_pl.types import Scores
+from recast_pl.types import Scores, Weights
 
 
 def reward_values(scores: Scores) -> dict[str, Any]:
@@ -19,8 +19,9 @@ def reward_values(scores: Scores) -> dict[str, Any]:
     return values
 
 
-def update_values(advantages_BK: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Any]:
-    """How large advantages were, and the parts of the loss."""
+def update_values(advantages_BK: Tensor, weights: Weights, parts: Mapping[str, Tensor]) -> dict[str, Any]:
+    """How large advantages were at the steps that count, and the parts of the loss."""
+    advantages_BK = advantages_BK[:, weights.step_weights_BK.any(0).to(advantages_BK.device)]
     return {
         "advantages/spread": advantages_BK.std(),
         "advantages/largest": advantages_BK.abs().max(),

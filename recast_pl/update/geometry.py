@@ -1,8 +1,17 @@
 """Geometries that an update cannot train with, refused in words."""
 
+import torch
 from torch import Tensor
 
-from recast_pl.update.pairs import trainable_steps
+
+def trainable_steps(levels: Tensor, *, min_noise_level: float) -> Tensor:
+    """Which steps start at `min_noise_level` or above: bool, the shape of `levels` less its last place.
+
+    Args:
+        levels: […, K + 1] noise levels.
+        min_noise_level: steps that start below are not trained.
+    """
+    return levels[..., :-1] >= min_noise_level
 
 
 def check_whole_groups(*, num_groups: int, group_size: int, micro_batch_size: int, processes: int) -> None:
@@ -30,62 +39,49 @@ def check_whole_groups(*, num_groups: int, group_size: int, micro_batch_size: in
         )
 
 
-def trained_steps(
-    levels: Tensor,
-    *,
-    min_noise_level: float,
-    timesteps_per_sample: int | None,
-    stochastic: tuple[range, int] | None = None,
-) -> int:
-    """How many steps of each sample an iteration trains.
+def noised_steps(levels: Tensor, *, min_noise_level: float, timesteps_per_sample: int | None) -> Tensor:
+    """Which of a schedule's K steps an objective on re-noised samples may train: [K], bool.
+
+    Raises:
+        ValueError: where there are fewer than each sample is to be trained at; names the key.
+    """
+    trainable_K = trainable_steps(levels, min_noise_level=min_noise_level)
+    if trainable_K.sum() < (timesteps_per_sample or 1):
+        raise ValueError(
+            f"model.timesteps_per_sample: {timesteps_per_sample or 1} steps are asked for, but only "
+            f"{int(trainable_K.sum())} start at model.min_noise_level {min_noise_level} or above"
+        )
+    return trainable_K
+
+
+def stochastic_steps(
+    levels: Tensor, *, possible: range, count: int, min_noise_level: float, timesteps_per_sample: int | None
+) -> Tensor:
+    """Which of a schedule's K steps an objective on trajectories may train: [K], bool.
 
     Args:
         levels: K + 1 noise levels.
-        min_noise_level: steps that start below are not trained.
-        timesteps_per_sample: how many are asked for; None: all that can be.
-        stochastic: the steps that may be stochastic in a rollout and how many of each sample's are, where the
-            objective trains on those.
+        possible: the steps that may be stochastic.
+        count: how many of each sample's are.
+        min_noise_level: no stochastic step may start below.
+        timesteps_per_sample: how many are asked for; None: all.
 
     Raises:
         ValueError: where there are not as many, or stochastic steps cannot all be trained; names the key.
     """
-    asked = timesteps_per_sample or 1
-    trainable = len(trainable_steps(levels, min_noise_level=min_noise_level))
-    if trainable < asked:
-        raise ValueError(
-            f"model.timesteps_per_sample: {timesteps_per_sample} steps are asked for, but only {trainable} "
-            f"start at model.min_noise_level {min_noise_level} or above"
-        )
-    if stochastic is None:
-        return timesteps_per_sample or trainable
-    possible, count = stochastic
+    trainable = noised_steps(
+        levels, min_noise_level=min_noise_level, timesteps_per_sample=timesteps_per_sample
+    ).sum()
     if possible.stop > trainable:
         raise ValueError(
             f"model.min_noise_level: lets {trainable} steps be trained, but the rollout's stochastic steps "
             f"reach up to step {possible.stop - 1}; lower it, or end the stochastic steps earlier "
             "(model.rollout.init_args.window)"
         )
-    if count < asked:
+    if count < (timesteps_per_sample or 1):
         raise ValueError(
             f"model.timesteps_per_sample: {timesteps_per_sample} steps are asked for, but only {count} of each "
             "sample are stochastic (model.rollout.init_args.window); null takes them all"
         )
-    return timesteps_per_sample or count
-
-
-def check_even_updates(*, pairs: int, updates: int, processes: int) -> None:
-    """Refuses updates that some processes would have more pairs for than others, so that the others wait.
-
-    Args:
-        pairs: of one process in an iteration, blocks of a group counted once.
-        updates: of one iteration.
-        processes: that share an iteration.
-
-    Raises:
-        ValueError: naming the key.
-    """
-    if processes > 1 and pairs % updates:
-        raise ValueError(
-            f"model.updates_per_iteration: {updates} updates cannot share the {pairs} (sample, step) pairs of "
-            f"each of {processes} processes evenly; take a divisor of {pairs}"
-        )
+    step_K = torch.arange(len(levels) - 1)
+    return (step_K >= possible.start) & (step_K < possible.stop)

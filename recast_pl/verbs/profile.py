@@ -9,7 +9,6 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from recast_pl.callbacks.credit_assigner import probe_of
 from recast_pl.credit import (
     CreditAssigner,
     Evidence,
@@ -135,7 +134,7 @@ class Profiling(pl.LightningModule):
         before = dict(suite.seconds)
         experience = self.module.experience(batch)
         rollout = {name: suite.seconds[name] - before[name] for name in suite.names}
-        self.strategy.observe(probe_of(self.module, experience))
+        self.strategy.observe(self.module.probe(experience))
         for name in suite.names:
             self.seconds[name] += suite.seconds[name] - before[name] - rollout[name]
         self.tables.append(self.strategy.weights(suite.names, suite.budgets_R, self.module.levels))

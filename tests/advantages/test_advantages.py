@@ -24,7 +24,7 @@ def scores_of(values, valid=None):
 def weights_of(table):
     table = torch.as_tensor(table, dtype=torch.float64)
     levels = torch.linspace(1, 0, table.shape[1] + 1, dtype=torch.float64)
-    return Weights(names=tuple("abcdef"[: len(table)]), levels=levels, values_RK=table)
+    return Weights.of_table(tuple("abcdef"[: len(table)]), levels, table)
 
 
 @pytest.fixture

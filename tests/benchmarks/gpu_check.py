@@ -26,7 +26,6 @@ from recast_pl.policy import SD3Policy
 from recast_pl.rewards import RewardSuite, Sharpness
 from recast_pl.rollout import ODERollout
 from recast_pl.types import Prompt, PromptBatch, Rollout, TextEmbeddings
-from recast_pl.update import training_pairs, training_samples
 
 MEDIUM: dict[str, Any] = {  # its transformer/config.json
     "sample_size": 128,
@@ -162,7 +161,9 @@ class Check:
             warm_up, _ = self._timed(lambda: self._first_passes(batch, text))
             rollout, x0 = self._timed(lambda: self._rollout(batch, text, self.shape.steps))
             decode, images = self._timed(lambda: self.module.policy.decode(x0))
-            drawn = Rollout(batch=batch, text=text, x0_BCHW=x0, images_B3HW=images, levels=self.module.levels)
+            drawn = Rollout.on_schedule(
+                self.module.levels, batch=batch, text=text, x0_BCHW=x0, images_B3HW=images
+            )
             update, pairs = self._timed(lambda: self._update(drawn, size, passes=None))
         peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else None
         return Row(
@@ -174,7 +175,7 @@ class Check:
         """Compiles and allocates what a size needs: one denoising step, one decoding, one backward pass."""
         x0 = self._rollout(batch, text, 1)
         images = self.module.policy.decode(x0)
-        drawn = Rollout(batch=batch, text=text, x0_BCHW=x0, images_B3HW=images, levels=self.module.levels)
+        drawn = Rollout.on_schedule(self.module.levels, batch=batch, text=text, x0_BCHW=x0, images_B3HW=images)
         self._update(drawn, len(batch), passes=1)
 
     def _rollout(self, batch: PromptBatch, text: TextEmbeddings, steps: int) -> torch.Tensor:
@@ -185,17 +186,14 @@ class Check:
     def _update(self, drawn: Rollout, size: int, *, passes: int | None) -> int:
         """What the module's own update does, without Lightning; the number of pairs."""
         module = self.module
-        pairs = training_pairs(
-            drawn,
-            timesteps_per_sample=module.timesteps_per_sample,
-            min_noise_level=module.min_noise_level,
-            seed=0,
-        )
+        pairs = module.pairs(drawn)
         advantages_BK = torch.linspace(-1, 1, size)[:, None].expand(-1, self.shape.steps)
         done = 0
         for part in list(pairs.split(size))[:passes]:
-            samples = training_samples(drawn, advantages_BK, part, seed=0)
-            velocities = module.velocities(samples, drawn.text[part.row_N.to(self.device)])
+            samples = module.objective.draw(drawn, advantages_BK, part, seed=0)
+            velocities = module.objective.predict(
+                module.policy, module.rollout, samples, drawn.text[part.row_N.to(self.device)]
+            )
             (module.objective.loss(velocities, samples).total * (len(part) / len(pairs))).backward()
             done += len(part)
         torch.nn.utils.clip_grad_norm_(module.policy.trainable_parameters(), 1.0)

@@ -149,7 +149,7 @@ def draws_of(module: ReCASTModule, batch: PromptBatch) -> Draws:
     """The framework's own keyed noises and steps of an iteration."""
     samples, count = batch.sample_B.tolist(), module.timesteps_per_sample
     key = {"seed": module.seed, "iteration": batch.iteration}
-    steps_K = trainable_steps(module.levels, min_noise_level=module.min_noise_level)
+    steps_K = trainable_steps(module.levels, min_noise_level=module.min_noise_level).nonzero().flatten()
     chosen_BS = keyed_subset(len(steps_K), count or len(steps_K), samples=samples, purpose=Purpose.STEPS, **key)
     step_BS = steps_K[chosen_BS]
     shape = module.policy.latent_shape

@@ -26,7 +26,7 @@ from recast_pl.prompts.sampling import GroupedPrompts
 from recast_pl.rewards import CLIPScore, Composition, JPEGIncompressibility, RewardSuite, Sharpness
 from recast_pl.rollout import ODERollout
 from recast_pl.types import Experience, PromptBatch, Rollout, TextEmbeddings, UpdatePart, Velocities
-from recast_pl.update import renoise, training_pairs
+from recast_pl.update import renoise, trainable_steps, training_pairs
 
 SEED, STEPS, GROUPS, SIZE = 7, 10, 8, 8
 
@@ -70,8 +70,8 @@ class Bench:
         """An iteration's samples, scored."""
         text = self.policy.text(batch.texts)
         x0 = self.sampler.sample(self.policy, batch, text, seed=SEED)
-        rollout = Rollout(
-            batch=batch, text=text, x0_BCHW=x0, images_B3HW=self.policy.decode(x0), levels=self.levels
+        rollout = Rollout.on_schedule(
+            self.levels, batch=batch, text=text, x0_BCHW=x0, images_B3HW=self.policy.decode(x0)
         )
         scores = self.rewards.score(rollout.images_B3HW, batch.prompts)
         experience = Experience(rollout=rollout, scores=scores, group_B=batch.group_B, own=slice(0, len(batch)))
@@ -81,6 +81,8 @@ class Bench:
 
         return Probe(
             experience=experience,
+            levels=self.levels,
+            iteration=batch.iteration,
             velocity=velocity,
             decode=self.policy.decode,
             score=self.rewards.score,
@@ -92,18 +94,24 @@ class Bench:
     def update_parts(self, experience: Experience) -> list[UpdatePart]:
         """What the policy update of these samples would show a value head."""
         rollout = experience.rollout
-        pairs = training_pairs(rollout, timesteps_per_sample=4, min_noise_level=0.01, seed=SEED)
+        pairs = training_pairs(
+            rollout,
+            iteration=rollout.batch.iteration,
+            trainable_BK=trainable_steps(rollout.levels_BT, min_noise_level=0.01),
+            levels=self.levels,
+            timesteps_per_sample=4,
+            seed=SEED,
+        )
         parts = []
         for part in pairs.split(64):
             samples = renoise(rollout, torch.zeros(len(rollout.batch), STEPS), part, seed=SEED)
-            t = samples.t_N[:, None, None, None]
-            x_t = (1 - t) * samples.x0_NCHW + t * samples.noise_NCHW
-            known = self.policy.velocity(x_t, samples.t_N, rollout.text[part.row_N])
+            known = self.policy.velocity(samples.x_t_NCHW, samples.t_N, rollout.text[part.row_N])
             parts.append(
                 UpdatePart(
                     experience=experience,
                     row_N=part.row_N,
-                    step_N=part.step_N,
+                    column_N=part.column_N,
+                    columns=STEPS,
                     samples=samples,
                     velocities=Velocities(current_NCHW=known, old_NCHW=known, reference_NCHW=None),
                 )

@@ -34,7 +34,7 @@ from worth import Worth, figure, table
 from recast_pl.advantages.base import group_z_scores
 from recast_pl.module import ReCASTModule
 from recast_pl.types import PromptBatch, Rollout
-from recast_pl.update import Pairs, training_pairs, training_samples
+from recast_pl.update import Pairs, training_pairs
 
 LENGTH = 3e-3  # of a move, root mean square over parameters: a few of Adam's steps at the quickstart's rate
 
@@ -55,7 +55,12 @@ class Measurement(pl.Callback):
         scores, rollout = experience.scores, experience.rollout
         z_RB = group_z_scores(scores.values_RB, scores.valid_RB, experience.group_B)
         pairs = training_pairs(
-            rollout, timesteps_per_sample=None, min_noise_level=module.min_noise_level, seed=module.seed
+            rollout,
+            iteration=module.iteration,
+            trainable_BK=module.objective.trainable(rollout, min_noise_level=module.min_noise_level),
+            levels=module.levels,
+            timesteps_per_sample=None,
+            seed=module.seed,
         )
         self.steps = pairs.step_N.unique()
         by_step = [_gradients(module, rollout, _at_step(pairs, int(step)), z_RB) for step in self.steps]
@@ -92,7 +97,7 @@ class Measurement(pl.Callback):
             noise_RK=self.squares_RK / count - square_RK,
             value_RK=value_RK,
             error_RK=error_RK,
-            weights_RK=module.weights.values_RK[:, self.steps].float(),
+            weights_RK=module.credit.weights.values_RK[:, self.steps].float(),
         )
 
     def _moved(self, module: ReCASTModule, batches: Sequence[PromptBatch], by_P: Tensor) -> Tensor:
@@ -117,16 +122,14 @@ class Measurement(pl.Callback):
 
 
 def _at_step(pairs: Pairs, step: int) -> Pairs:
-    chosen = (pairs.step_N == step).nonzero().flatten()
-    columns = ("row_N", "step_N", "owner_N", "place_N")
-    return replace(pairs, **{column: getattr(pairs, column)[chosen] for column in columns})
+    return pairs.at((pairs.step_N == step).nonzero().flatten())
 
 
 def _gradients(module: ReCASTModule, rollout: Rollout, pairs: Pairs, z_RB: Tensor) -> Tensor:
     """The objective's gradient with each reward's z-scores as advantages, R × P."""
-    nothing_BK = torch.zeros(z_RB.shape[1], len(rollout.levels) - 1)
-    samples = training_samples(rollout, nothing_BK, pairs, seed=module.seed)
-    velocities = module.velocities(samples, rollout.text[pairs.row_N])
+    nothing_BK = torch.zeros(z_RB.shape[1], rollout.levels_BT.shape[1] - 1)
+    samples = module.objective.draw(rollout, nothing_BK, pairs, seed=module.seed)
+    velocities = module.objective.predict(module.policy, module.rollout, samples, rollout.text[pairs.row_N])
     parameters, rows = list(module.policy.trainable_parameters()), []
     for z_B in z_RB:
         loss = module.objective.loss(velocities, replace(samples, advantage_N=z_B[pairs.row_N].float()))

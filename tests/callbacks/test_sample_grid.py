@@ -7,12 +7,12 @@ from recast_pl.types import Rollout, Scores, TextEmbeddings
 
 def evaluation(count):
     images = torch.linspace(0, 1, count)[:, None, None, None].expand(-1, 3, 4, 4)
-    rollout = Rollout(
+    rollout = Rollout.on_schedule(
+        torch.tensor([1.0, 0.0]),
         batch=prompt_batch([f"prompt {i}" for i in range(count)]),
         text=TextEmbeddings(sequence_BLD=torch.zeros(count, 1, 1), pooled_BD=torch.zeros(count, 1)),
         x0_BCHW=torch.zeros(count, 1, 1, 1),
         images_B3HW=images,
-        levels=torch.tensor([1.0, 0.0]),
     )
     values = torch.stack([torch.arange(count).float(), torch.full((count,), float("nan"))])
     scores = Scores(names=("index", "failed"), values_RB=values, valid_RB=values.isfinite())

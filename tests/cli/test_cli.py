@@ -10,7 +10,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recast_pl.cli import main
-from recast_pl.module import ReCASTModule
+from recast_pl.objectives import DiffusionNFT
 
 
 @pytest.fixture(scope="session")
@@ -215,16 +215,16 @@ def test_missing_metadata_fails_before_any_weight_is_loaded(overlay, tmp_path, m
 
 def test_a_second_update_in_bf16_sees_the_weights_of_the_first(overlay, tmp_path, monkeypatch):
     """Autocast keeps half-precision copies of weights; they must not outlive an optimiser step."""
-    plain, differences = ReCASTModule.velocities, []
+    plain, differences = DiffusionNFT.predict, []
 
-    def both(module, samples, text):
+    def both(*arguments):
         with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False), torch.no_grad():
-            fresh = plain(module, samples, text).current_NCHW
-        velocities = plain(module, samples, text)
+            fresh = plain(*arguments).current_NCHW
+        velocities = plain(*arguments)
         differences.append((velocities.current_NCHW - fresh).abs().max().item())
         return velocities
 
-    monkeypatch.setattr(ReCASTModule, "velocities", both)
+    monkeypatch.setattr(DiffusionNFT, "predict", both)
     run("fit", overlay, tmp_path, "--trainer.precision", "bf16-mixed", "--trainer.max_epochs", "1",
         "--model.updates_per_iteration", "2", "--model.optimizer.lr", "0.1")  # fmt: skip
     assert len(differences) == 4

@@ -58,7 +58,7 @@ def test_a_written_profile_and_table_train(profiled, overlay, tmp_path):
     file = str(profiled[1] / "profiles.npz")
     cli = run("fit", overlay, tmp_path, "--trainer.max_epochs", "1",
               "--credit.strategy", "recast_pl.credit.Fixed", "--credit.strategy.path", file)  # fmt: skip
-    torch.testing.assert_close(cli.model.weights.values_RK / 4, npz.read(Path(file)).table_RK)
+    torch.testing.assert_close(cli.model.credit.weights.values_RK / 4, npz.read(Path(file)).table_RK)
 
 
 def test_a_written_profile_gives_the_W_that_profile_gave(profiled, overlay, tmp_path):
@@ -66,7 +66,7 @@ def test_a_written_profile_gives_the_W_that_profile_gave(profiled, overlay, tmp_
     cli = run("fit", overlay, tmp_path, "--trainer.max_epochs", "1",
               "--credit.strategy.estimator", "recast_pl.credit.FromFile",
               "--credit.strategy.estimator.path", str(file))  # fmt: skip
-    torch.testing.assert_close(cli.model.weights.values_RK / 4, npz.read(file).table_RK)
+    torch.testing.assert_close(cli.model.credit.weights.values_RK / 4, npz.read(file).table_RK)
 
 
 def test_the_change_of_W_by_hand():
@@ -86,6 +86,6 @@ def test_strategies_are_swapped_by_overlay(name, overlay, tmp_path, profiled):
     cli = run("fit", overlay, tmp_path, "--config", str(CONFIGS / "credit" / f"{name}.yaml"),
               "--trainer.max_epochs", "1", *table)  # fmt: skip
     assert type(credit_of(cli).strategy).__name__.lower() == name
-    sums = cli.model.weights.values_RK.sum(1)
+    sums = cli.model.credit.weights.values_RK.sum(1)
     budgets = cli.model.rewards.budgets_R
     torch.testing.assert_close(sums / sums.sum(), budgets / budgets.sum(), atol=1e-9, rtol=0)

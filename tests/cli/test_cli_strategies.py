@@ -20,7 +20,7 @@ def test_an_overlay_trains_keeps_budgets_and_shows_its_W(name, overlay, tmp_path
     assert cli.model.iteration == 2
     assert cli.model.policy.distance_to_old() > 0
     shares = cli.model.rewards.budgets_R / cli.model.rewards.budgets_R.sum()
-    torch.testing.assert_close(cli.model.weights.values_RK.mean(1), shares, atol=1e-9, rtol=0)
+    torch.testing.assert_close(cli.model.credit.weights.values_RK.mean(1), shares, atol=1e-9, rtol=0)
     (events,) = tmp_path.rglob("events.out.tfevents.*")
     shown = EventAccumulator(str(events), size_guidance={"images": 0})
     shown.Reload()

@@ -58,14 +58,16 @@ def test_every_estimator_trains(estimator):
 
 
 class NoCredit(CreditAssigner):
-    """K·W by hand, without a strategy."""
+    """W by hand, without a strategy."""
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        pl_module.weights = Weights(
-            names=pl_module.rewards.names,
-            levels=pl_module.levels,
-            values_RK=torch.tensor([[0.75], [0.25]], dtype=torch.float64).expand(2, 8),
-        )
+        shares_RK = torch.tensor([[0.75], [0.25]], dtype=torch.float64).expand(2, 8)
+        weights = Weights.of_table(pl_module.rewards.names, pl_module.levels, shares_RK)
+        pl_module.credit = lambda experience: weights
+        pl_module.credit.observer = None
+
+    def on_train_batch_end(self, *ignored):
+        pass
 
 
 def test_uniform_equals_a_run_without_credit_code():
@@ -132,8 +134,8 @@ def test_the_value_head_learns_what_can_be_told():
 def test_budget_zero_is_left_out_and_still_measured():
     credit = CreditAssigner(strategy=ReCAST(estimator=Preview()))
     module, _ = train(REWARDS, epochs=1, budgets={"near": 1.0, "far": 0.0}, credit=credit)
-    assert module.weights.values_RK[1].abs().max() == 0
-    torch.testing.assert_close(module.weights.values_RK[0], torch.ones(8, dtype=torch.float64))
+    assert module.credit.weights.values_RK[1].abs().max() == 0
+    torch.testing.assert_close(module.credit.weights.values_RK[0], torch.ones(8, dtype=torch.float64))
     assert credit.strategy.profile.total_R[1] > 0
 
 
@@ -149,7 +151,7 @@ def test_W_evidence_and_history_survive_a_resume(tmp_path, estimator):
     two, _ = train(REWARDS, epochs=4, credit=rest, folder=tmp_path, resume=tmp_path / "half.ckpt")
     assert [iteration for iteration, _ in rest.history] == [0, 7, 14]
     assert theta(one) == theta(two)
-    assert torch.equal(one.weights.values_RK, two.weights.values_RK)
+    assert torch.equal(one.credit.weights.values_RK, two.credit.weights.values_RK)
     torch.testing.assert_close(
         whole.strategy.profile.divergence_RK, rest.strategy.profile.divergence_RK, atol=0, rtol=0
     )
@@ -159,7 +161,7 @@ def test_another_strategy_starts_from_its_own_W(tmp_path):
     _, trainer = train(REWARDS, epochs=1, credit=CreditAssigner(strategy=SNR()), folder=tmp_path)
     trainer.save_checkpoint(tmp_path / "snr.ckpt")
     module, _ = train(REWARDS, epochs=2, folder=tmp_path, resume=tmp_path / "snr.ckpt")
-    assert module.weights.values_RK.tolist() == [[0.5] * 8] * 2
+    assert module.credit.weights.values_RK.tolist() == [[0.5] * 8] * 2
 
 
 def test_evidence_of_another_order_is_refused(tmp_path):
@@ -183,7 +185,7 @@ def test_other_budgets_count_from_the_first_iteration_of_a_resume(tmp_path):
 
     class Look(pl.Callback):
         def on_train_batch_end(self, trainer, pl_module, *rest):
-            seen.append(pl_module.weights.values_RK.sum(1) / 8)
+            seen.append(pl_module.credit.weights.values_RK.sum(1) / 8)
 
     resumed = CreditAssigner(every_n_steps=1000, strategy=ReCAST())
     train(
@@ -241,7 +243,10 @@ def test_a_stage_with_more_rewards_goes_on_and_starts_its_credit_anew(tmp_path):
 
     class Look(pl.Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            seen.append((pl_module.iteration, theta(pl_module), pl_module.weights.names))
+            seen.append((pl_module.iteration, theta(pl_module)))
+
+        def on_train_batch_end(self, trainer, pl_module, *rest):
+            seen.append(pl_module.credit.weights.names)
 
     credit = CreditAssigner(strategy=ReCAST(), on_other_rewards="restart")
     with pytest.warns(UserWarning, match="of the rewards near, far, this run's are near, far, spread: credit"):
@@ -249,7 +254,7 @@ def test_a_stage_with_more_rewards_goes_on_and_starts_its_credit_anew(tmp_path):
             {**REWARDS, "spread": Spread()}, epochs=2, credit=credit, callbacks=[Look()],
             folder=tmp_path, resume=tmp_path / "one.ckpt",
         )  # fmt: skip
-    assert seen[0] == (5, theta(one), ("near", "far", "spread"))
+    assert seen[:2] == [(5, theta(one)), ("near", "far", "spread")]
     assert [iteration for iteration, _ in credit.history] == [5]
 
 
@@ -280,5 +285,5 @@ def test_the_strategy_s_own_error_ends_the_run():
         def table(self, names, budgets_R, levels):
             return torch.ones(1, 3)
 
-    with pytest.raises(ValueError, match=r"W of the shape \(1, 3\) .* does not fit 2 × 8"):
+    with pytest.raises(ValueError, match=r"W of the shape \(1, 3\) by Late does not fit 2 × 8"):
         train(REWARDS, epochs=1, credit=CreditAssigner(strategy=Late()))

@@ -118,4 +118,4 @@ def test_other_budgets_count_from_the_first_iteration_of_a_resume(tmp_path):
         rewards, epochs=2, budgets={"near": 3.0, "far": 1.0}, folder=tmp_path,
         credit=CreditAssigner(every_n_steps=1000, strategy=StepwiseGain()), resume=tmp_path / "even.ckpt",
     )  # fmt: skip
-    assert (module.weights.values_RK.sum(1) / 8).tolist() == pytest.approx([0.75, 0.25])
+    assert (module.credit.weights.values_RK.sum(1) / 8).tolist() == pytest.approx([0.75, 0.25])

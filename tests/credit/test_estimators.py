@@ -189,7 +189,7 @@ def update_part(policy, probe, rows, steps):
     experience = probe.experience
     row_N = torch.arange(rows.start, rows.stop).repeat_interleave(len(steps))
     step_N = torch.tensor(steps).repeat(rows.stop - rows.start)
-    t_N = experience.rollout.levels[step_N].float()
+    t_N = probe.levels[step_N].float()
     x0 = experience.rollout.x0_BCHW[row_N].float()
     noise = torch.randn(x0.shape, generator=torch.Generator().manual_seed(1))[: len(row_N)]
     t = t_N[:, None, None, None]
@@ -198,7 +198,14 @@ def update_part(policy, probe, rows, steps):
         [policy.velocity(x, float(s)) for x, s in zip((1 - t) * x0 + t * noise, t_N, strict=True)]
     )
     velocities = Velocities(current_NCHW=velocity, old_NCHW=velocity, reference_NCHW=None)
-    return UpdatePart(experience=experience, row_N=row_N, step_N=step_N, samples=samples, velocities=velocities)
+    return UpdatePart(
+        experience=experience,
+        row_N=row_N,
+        column_N=step_N,
+        columns=len(probe.levels) - 1,
+        samples=samples,
+        velocities=velocities,
+    )
 
 
 def test_the_value_head_is_the_same_on_two_processes_as_on_one():

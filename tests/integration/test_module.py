@@ -178,10 +178,10 @@ def test_masked_scores_are_counted_and_the_run_goes_on():
     assert 0 < theta(module) < 1
 
 
-def test_without_a_credit_assigner_the_run_ends_at_once():
+def test_w_is_not_known_before_the_first_iteration():
     module = ReCASTModule(policy=OnePixel(), rewards=RewardSuite(rewards={"near": Near(0.5)}))
-    with pytest.raises(RuntimeError, match="CreditAssigner"):
-        _ = module.weights
+    with pytest.raises(RuntimeError, match="before the first iteration"):
+        _ = module.credit.weights
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def executed(path, folder, monkeypatch, *, place):
         coalesce_streams=True,
         resources={"metadata": {"path": str(place)}},
     )
-    return client.execute()
+    return client.execute(env={**os.environ, "PYTHONWARNINGS": "ignore:IProgress not found"})  # tqdm's
 
 
 def assert_close(new, kept):

@@ -18,7 +18,7 @@ from recast_pl.objectives.policy_gradient import clipped_surrogate
 from recast_pl.rollout import ODERollout, SDERollout, StochasticWindow
 from recast_pl.rollout.transition import cps_steps, flow_grpo_steps, step_draw, step_log_prob, step_mean
 from recast_pl.types import Rollout, Scores, Trajectory, Transitions, Velocities, Weights
-from recast_pl.update import Pairs, training_pairs, transitions
+from recast_pl.update import training_pairs, transitions
 
 LEVELS = torch.linspace(1, 0, 9, dtype=torch.float64)
 
@@ -39,7 +39,7 @@ def pairs_of(*, steps=flow_grpo_steps, seed=0, shift=0.0, with_old=True, with_re
         reference_NCHW=old + 0.1 * normal() if with_reference else None,
     )
     samples = Transitions(
-        x_t_NCHW=x,
+        before_NCHW=x,
         x_next_NCHW=drawn,
         t_N=LEVELS[step_N],
         t_next_N=LEVELS[step_N + 1],
@@ -181,22 +181,34 @@ def rollout_of(first=(2, 0, 4)):
         first_B=torch.tensor(first),
         latents_BTCHW=latents,
         log_prob_BS=torch.arange(9.0).view(3, 3),
-        steps_K=flow_grpo_steps(LEVELS),
+        count_B=torch.full((3,), 3),
+        steps_BS=flow_grpo_steps(LEVELS)[torch.tensor(first)[:, None] + torch.arange(3)],
     )
     batch = prompt_batch(["a", "b", "c"])
-    return Rollout(
-        batch=batch, text=None, x0_BCHW=latents[:, -1], images_B3HW=None, levels=LEVELS, trajectory=trajectory
+    return Rollout.on_schedule(
+        LEVELS, batch=batch, text=None, x0_BCHW=latents[:, -1], images_B3HW=None, trajectory=trajectory
+    )
+
+
+def trained(rollout, steps, *, seed=0):
+    return training_pairs(
+        rollout,
+        iteration=rollout.batch.iteration,
+        trainable_BK=FlowGRPO().trainable(rollout, min_noise_level=0.01),
+        levels=LEVELS,
+        timesteps_per_sample=steps,
+        seed=seed,
     )
 
 
 def test_pairs_are_drawn_among_the_stochastic_steps_alone():
     rollout = rollout_of()
-    pairs = training_pairs(rollout, timesteps_per_sample=None, min_noise_level=0.01, seed=0)
+    pairs = trained(rollout, None)
     assert pairs.row_N.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert pairs.step_N.tolist() == [2, 3, 4, 0, 1, 2, 4, 5, 6]
     seen = set()
     for seed in range(30):
-        pairs = training_pairs(rollout, timesteps_per_sample=2, min_noise_level=0.01, seed=seed)
+        pairs = trained(rollout, 2, seed=seed)
         seen |= set(zip(pairs.row_N.tolist(), pairs.step_N.tolist(), strict=True))
         assert pairs.row_N.tolist() == [0, 0, 1, 1, 2, 2]
     assert seen == {(0, 2), (0, 3), (0, 4), (1, 0), (1, 1), (1, 2), (2, 4), (2, 5), (2, 6)}
@@ -204,8 +216,7 @@ def test_pairs_are_drawn_among_the_stochastic_steps_alone():
 
 def test_transitions_are_the_recorded_steps():
     rollout, advantages_BK = rollout_of(), torch.arange(24.0).view(3, 8)
-    rows, steps = torch.tensor([2, 0]), torch.tensor([5, 4])
-    pairs = Pairs(row_N=rows, step_N=steps, owner_N=rows, place_N=torch.tensor([1, 2]), steps=3)
+    pairs = trained(rollout, None).at(torch.tensor([7, 2]))  # row 2 at its step 5, row 0 at its step 4
     got = transitions(rollout, advantages_BK, pairs)
     assert got.x_t_NCHW.flatten().tolist() == [18, 19, 4, 5]  # rows 2 and 0, places 1 and 2
     assert got.x_next_NCHW.flatten().tolist() == [20, 21, 6, 7]
@@ -220,7 +231,7 @@ def test_batch_normalised_knows_no_groups_and_masks_scores():
     # (1, 2, 3, 6): mean 3, population spread √(14/4); the masked score of the last sample is 0
     values = torch.tensor([[1.0, 2.0, 3.0, 6.0, math.nan]])
     scores = Scores(names=("r",), values_RB=values, valid_RB=values.isfinite())
-    weights = Weights(names=("r",), levels=LEVELS[:3], values_RK=torch.tensor([[1.0, 0.5]]))
+    weights = Weights.of_table(("r",), LEVELS[:3], torch.ones(1, 2), torch.tensor([1.0, 0.5]))
     got = BatchNormalised()(scores, torch.tensor([0, 0, 1, 1, 1]), weights)
     z = torch.tensor([-2.0, -1.0, 0.0, 3.0, 0.0], dtype=torch.float64) / math.sqrt(14 / 4)
     torch.testing.assert_close(got, torch.stack([z, z / 2], dim=1))

@@ -419,3 +419,14 @@ def test_velocities_that_are_not_asked_for_are_not_read(name, pairs):
 def test_wrong_coefficients_name_their_key(objective, wrong, key):
     with pytest.raises(ValueError, match=rf"model\.objective\.init_args\.{key}"):
         objective(**wrong)
+
+
+@every
+def test_tensors_of_another_shape_are_refused(name, pairs):
+    """An advantage [N, 1] in the place of [N] broadcasts in silence and changes a loss; so does a velocity."""
+    velocities, samples = pairs
+    with pytest.raises(ValueError, match=r"advantage_N: expected the shape \[N=12\], got \[12, 1\]"):
+        FAMILY[name].loss(velocities, replace(samples, advantage_N=samples.advantage_N[:, None]))
+    narrow = velocities.current_NCHW[:, :1]
+    with pytest.raises(ValueError, match=r"current_NZ: expected the shape \[N=12, 2, 3, 3\], got \[12, 1"):
+        FAMILY[name].loss(replace(velocities, current_NCHW=narrow), samples)

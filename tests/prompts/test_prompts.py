@@ -65,7 +65,7 @@ def test_evaluation_sees_each_prompt_once_in_equally_many_batches(count, world_s
         for r in range(world_size)
     ]
     assert len({tuple(len(batch) for batch in loader) for loader in loaders}) == 1
-    kept = [batch.first(len(batch) - batch.padding) for loader in loaders for batch in loader]
+    kept = [batch.rows(torch.arange(len(batch) - batch.padding)) for loader in loaders for batch in loader]
     assert [int(i) for batch in kept for i in batch.sample_B] == list(range(count))
 
 

@@ -1,5 +1,6 @@
 """How the RewardSuite runs rewards: options, retries, time-outs, background, devices."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -161,9 +162,18 @@ suite = test_suite.suite_of({"stuck": {"timeout": 0.1, "on_failure": "mask"}}, s
 print(suite.score(test_suite.IMAGES, test_suite.PROMPTS).valid_RB.any().item())
 suite.teardown()
 """
-    here = Path(__file__).parents[1]
+    here = Path(__file__).parent
     words = [sys.executable, "-W", "ignore", "-c", program]
-    ended = subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=100, check=True)
+    paths = os.pathsep.join([str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])])  # of conftest
+    ended = subprocess.run(
+        words,
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
     assert ended.stdout.split() == ["False"]
 
 

@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from recast_pl.module import ReCASTModule
 from recast_pl.objectives import DiffusionNFT
 from recast_pl.policy import SD3Policy
+from recast_pl.rollout import ODERollout
 from recast_pl.types import NoisedSamples, TextEmbeddings
 from recast_pl.verbs.memory import Hardware, memory_table, update_memory
 from recast_pl.verbs.memory.sketch import LiveMemory, Sketch, module_bytes, stored_bytes
@@ -19,10 +20,10 @@ RANK = {"lora_rank": 4, "max_sequence_length": 1}
 
 
 def module_with(policy):
-    """A module that only knows its policy and objective, which is all that an update needs."""
+    """A module that only knows its policy, rollout and objective, which is all that an update needs."""
     module = ReCASTModule.__new__(ReCASTModule)
     torch.nn.Module.__init__(module)
-    module.policy, module.objective = policy, DiffusionNFT()
+    module.policy, module.rollout, module.objective = policy, ODERollout(), DiffusionNFT()
     return module
 
 
@@ -39,7 +40,9 @@ def real_loss(policy, count):
         sequence_BLD=encoded.sequence_BLD.repeat(count, 1, 1), pooled_BD=encoded.pooled_BD.repeat(count, 1)
     )
     module = module_with(policy)
-    return module.objective.loss(module.velocities(samples, text), samples).total
+    return module.objective.loss(
+        module.objective.predict(module.policy, module.rollout, samples, text), samples
+    ).total
 
 
 def saved_by_autograd(policy, count):

@@ -66,11 +66,11 @@ class ProfileEstimator(ABC):
 def renoised(probe: Probe, step: int) -> Tensor:
     """This process's clean samples, brought to the destination of `step` by keyed noise of their own."""
     rollout = probe.experience.rollout
-    t = float(rollout.levels[step + 1])
+    t = float(probe.levels[step + 1])
     noise = keyed_normal(
         rollout.x0_BCHW.shape[1:],
         seed=probe.seed,
-        iteration=rollout.batch.iteration,
+        iteration=probe.iteration,
         samples=rollout.batch.sample_B.tolist(),
         steps=[step] * len(rollout.batch),
         purpose=Purpose.PROBE,
@@ -102,7 +102,7 @@ def evidence_of(probe: Probe, moments: list[list[Moment]], *, reward_calls: int,
     return Evidence.of(
         moments,
         names=probe.experience.scores.names,
-        levels=probe.experience.rollout.levels,
+        levels=probe.levels,
         reward_calls=reward_calls,
         seconds=seconds,
     )

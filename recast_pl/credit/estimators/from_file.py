@@ -59,7 +59,7 @@ class FromFile(ProfileEstimator):
         Raises:
             ValueError: for a file of other rewards or noise levels; names both.
         """
-        file, names, levels = self.file, probe.experience.scores.names, probe.experience.rollout.levels
+        file, names, levels = self.file, probe.experience.scores.names, probe.levels
         self.check_run(names, len(levels) - 1)
         check_levels(file, levels, what=str(self.path))
         if file.measured is not None:

@@ -61,7 +61,7 @@ class PairedCompletions(ProfileEstimator):
     def measure(self, probe: Probe, tilt: Tilt) -> Evidence:
         """See the class."""
         began, clean_RB = time.perf_counter(), own_scores(probe)
-        steps, draws = len(probe.experience.rollout.levels) - 1, int(tilt.alpha)
+        steps, draws = len(probe.levels) - 1, int(tilt.alpha)
         group_B = probe.experience.group_B.cpu()
         moments: list[list[Moment]] = [[] for _ in clean_RB]
         for step in range(steps):
@@ -82,17 +82,17 @@ class PairedCompletions(ProfileEstimator):
     def complete(self, probe: Probe, x_t: Tensor, step: int, draw: int) -> Tensor:
         """An independent clean sample from x_t at the destination of `step`."""
         rollout = probe.experience.rollout
-        t = rollout.levels[step + 1]
+        t = probe.levels[step + 1]
         if t == 0:
             return x_t
-        schedule = rollout.levels if self.num_steps is None else probe.schedule(self.num_steps)
+        schedule = probe.levels if self.num_steps is None else probe.schedule(self.num_steps)
         levels = torch.cat([t[None], schedule[schedule < t - 1e-6]])
 
         def noise(j: int) -> Tensor:
             return keyed_normal(
                 x_t.shape[1:],
                 seed=probe.seed,
-                iteration=rollout.batch.iteration,
+                iteration=probe.iteration,
                 samples=rollout.batch.sample_B.tolist(),
                 steps=[(draw * 1000 + step) * 1000 + j] * len(x_t),
                 purpose=Purpose.COMPLETE,

@@ -55,10 +55,10 @@ class Preview(ProfileEstimator):
         """See the class."""
         began, clean_RB = time.perf_counter(), own_scores(probe)
         rollout = probe.experience.rollout
-        steps = len(rollout.levels) - 1
+        steps = len(probe.levels) - 1
         moments: list[list[Moment]] = [[] for _ in clean_RB]
         for step in range(steps):
-            t = float(rollout.levels[step + 1])
+            t = float(probe.levels[step + 1])
             preview = renoised(probe, step)
             if t > 0:
                 preview = clean_estimate(preview, probe.velocity(preview, t, rollout.text), t)

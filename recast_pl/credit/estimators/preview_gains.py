@@ -32,12 +32,12 @@ def noising_path(probe: Probe) -> Iterator[tuple[int, Tensor]]:
     """
     rollout = probe.experience.rollout
     x0, walk, before = rollout.x0_BCHW, torch.zeros_like(rollout.x0_BCHW), 0.0
-    for j in reversed(range(len(rollout.levels) - 1)):
-        t = float(rollout.levels[j])
+    for j in reversed(range(len(probe.levels) - 1)):
+        t = float(probe.levels[j])
         z = keyed_normal(
             x0.shape[1:],
             seed=probe.seed,
-            iteration=rollout.batch.iteration,
+            iteration=probe.iteration,
             samples=rollout.batch.sample_B.tolist(),
             steps=[j] * len(x0),
             purpose=Purpose.PROBE,
@@ -59,7 +59,7 @@ def preview_scores(probe: Probe) -> Tensor:
     text = probe.experience.rollout.text
     scores = [own_scores(probe)]
     for j, x_t in noising_path(probe):
-        t = float(probe.experience.rollout.levels[j])
+        t = float(probe.levels[j])
         scores.append(scored(probe, clean_estimate(x_t, probe.velocity(x_t, t, text), t)))
     return torch.stack(scores[::-1])
 

@@ -21,7 +21,7 @@ from recast_pl.credit.probe import Probe
 from recast_pl.credit.profile import detected
 from recast_pl.noise import keyed_generator
 from recast_pl.rollout.solvers import clean_estimate
-from recast_pl.types import Experience, Transitions, UpdatePart
+from recast_pl.types import Experience, UpdatePart
 
 SUMS = 6  # of a cell's clusters: their number, Σ n, Σ s, Σ s², Σ s n, Σ n²
 
@@ -30,7 +30,7 @@ class Head(nn.Module):
     """R standardised rewards from x_t, the clean estimate, the level and the pooled prompt.
 
     Args:
-        channels: C of the latents.
+        channels: C of the latents, C H W or C F H W.
         pooled: width of the pooled prompt embedding.
         rewards: R.
         width: of the hidden layers.
@@ -53,7 +53,11 @@ class Head(nn.Module):
 
     def forward(self, x_t: Tensor, clean: Tensor, t_N: Tensor, pooled: Tensor) -> Tensor:
         """Predictions [N, R]."""
-        seen = self.picture(torch.cat([x_t, clean], dim=1))
+        both = torch.cat([x_t, clean], dim=1)
+        frames = (
+            both.flatten(2, -3).movedim(2, 1) if both.ndim > 4 else both[:, None]
+        )  # a video's mean over them
+        seen = self.picture(frames.flatten(0, 1)).unflatten(0, frames.shape[:2]).mean(1)
         level = torch.stack([t_N, t_N.square()], dim=1)
         predicted: Tensor = self.joint(torch.cat([seen, self.prompt(pooled), level], dim=1))
         return predicted
@@ -73,7 +77,8 @@ class Seen:
     t_N: Tensor
     pooled: Tensor
     target_NR: Tensor  # standardised scores; NaN where masked
-    step_N: Tensor
+    column_N: Tensor  # of W's K …
+    columns: int  # … columns
     group_N: Tensor  # index among the iteration's groups
 
 
@@ -135,15 +140,15 @@ class ValueHead(ProfileEstimator):
         """
         began = time.perf_counter()
         samples, velocities, experience = part.samples, part.velocities, part.experience
-        if isinstance(samples, Transitions):
+        if not samples.renoised:
             raise ValueError(
                 "credit.strategy.init_args.estimator: ValueHead learns from clean samples that the update "
                 "noises anew, and this objective trains on the rollout's own steps, whose x_t say more of the "
                 "picture than noised ones do; take Preview or PairedCompletions"
             )
         known = velocities.old_NCHW if velocities.old_NCHW is not None else velocities.current_NCHW
-        t = samples.t_N.view(-1, *[1] * (samples.x0_NCHW.ndim - 1))
         x_t = samples.x_t_NCHW
+        t = samples.t_N.view(-1, *[1] * (x_t.ndim - 1))
         target_BR = self._targets_of(experience)
         _, group_B = experience.group_B.cpu().unique(return_inverse=True)
         self._seen.append(
@@ -153,7 +158,8 @@ class ValueHead(ProfileEstimator):
                 t_N=samples.t_N,
                 pooled=experience.rollout.text.pooled_BD[part.row_N.to(t.device)].detach().float(),
                 target_NR=target_BR[experience.own][part.row_N].to(t.device),
-                step_N=part.step_N,
+                column_N=part.column_N,
+                columns=part.columns,
                 group_N=group_B[experience.own][part.row_N],
             )
         )
@@ -221,16 +227,16 @@ class ValueHead(ProfileEstimator):
     def _keep(self, head: Head, experience: Experience, total: Callable[[Tensor], Tensor]) -> None:
         """Adds the iteration's terms, summed within groups, to what the next measurement rests on."""
         assert self._tilt is not None
-        groups, steps = len(experience.group_B.unique()), len(experience.rollout.levels) - 1
+        groups, columns = len(experience.group_B.unique()), self._seen[0].columns
         rewards, clip = len(experience.scores.names), self._tilt.clip
-        sums_GRK2 = torch.zeros(groups, rewards, steps, 2, dtype=torch.float64)
+        sums_GRK2 = torch.zeros(groups, rewards, columns, 2, dtype=torch.float64)
         for seen in self._seen:
             predicted_NR, target_NR = head.predict(seen).cpu().double(), seen.target_NR.cpu()
             term_NR = tangent_terms(1 + target_NR / clip, 1 + predicted_NR / clip, self._tilt.alpha) - 1
             valid_NR = target_NR.isfinite()
             both_NR2 = torch.stack([valid_NR.double(), term_NR.where(valid_NR, 0.0)], dim=-1)
             for row in range(rewards):
-                sums_GRK2[:, row].index_put_((seen.group_N, seen.step_N), both_NR2[:, row], accumulate=True)
+                sums_GRK2[:, row].index_put_((seen.group_N, seen.column_N), both_NR2[:, row], accumulate=True)
         n, s = total(sums_GRK2.to(experience.group_B.device)).cpu().unbind(-1)
         sums = torch.stack([(n > 0).double(), n, s, s * s, s * n, n * n]).sum(1)
         self._sums = self._sums + sums if self._sums.shape == sums.shape else sums
@@ -239,7 +245,7 @@ class ValueHead(ProfileEstimator):
     def measure(self, probe: Probe, tilt: Tilt) -> Evidence:
         """The mean terms since the last call."""
         began, experience = time.perf_counter(), probe.experience
-        rewards, steps = len(experience.scores.names), len(experience.rollout.levels) - 1
+        rewards, steps = len(experience.scores.names), len(probe.levels) - 1
         calls, moments = 0, [[UNKNOWN] * steps for _ in range(rewards)]
         if self._sums.numel():
             again_RB = probe.score(experience.rollout.images_B3HW, experience.rollout.batch.prompts)

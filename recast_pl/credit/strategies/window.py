@@ -84,7 +84,7 @@ class Window(CreditStrategy):
 
     def observe(self, probe: Probe) -> None:
         """Takes the iteration; the samples are those that the iteration trains on anyway."""
-        self.iteration = probe.experience.rollout.batch.iteration
+        self.iteration = probe.iteration
 
     def start(self, size: int, total: int) -> int:
         """The window's first step a, for w = `size` of K = `total` steps."""

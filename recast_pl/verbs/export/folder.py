@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from recast_pl.callbacks.checkpoints import AtomicCheckpointIO
 from recast_pl.credit import weights_figure
+from recast_pl.credit.weights_record import weights_from_record
 from recast_pl.module import ReCASTModule
 from recast_pl.policy import Role, SD3Policy
 from recast_pl.policy.full_parameters import FullWeights
@@ -96,7 +97,7 @@ def weights_of(checkpoint: Mapping[str, Any]) -> Weights | None:
     saved = checkpoint.get("credit")
     if saved is None:
         return None
-    return Weights(names=tuple(saved["names"]), levels=saved["levels"], values_RK=saved["values"])
+    return weights_from_record(saved)
 
 
 def without_secrets(settings: Any) -> Any:

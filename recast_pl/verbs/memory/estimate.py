@@ -9,7 +9,6 @@ from recast_pl.policy import SD3Policy
 from recast_pl.policy.full_parameters import FullWeights
 from recast_pl.prompts import PromptData
 from recast_pl.trainer_limits import check_precision
-from recast_pl.types import GaussianSteps, NoisedSamples, Transitions
 from recast_pl.update import trainable_steps
 from recast_pl.verbs.memory.budget import MIXED, Budget, Fixed, Geometry, Hardware, Passing, Stored, Update
 from recast_pl.verbs.memory.sketch import Sketch, module_bytes, stored_bytes
@@ -86,7 +85,7 @@ def fixed_memory(module: ReCASTModule, sketch: Sketch, *, processes: int) -> Fix
 def stored_memory(module: ReCASTModule, sketch: Sketch, geometry: Geometry, *, picture: int) -> Stored:
     """One device's share of an iteration's rollout; `picture` is the bytes of one."""
     samples, late = geometry.samples, (geometry.samples - 1) % geometry.rollout_batch + 1
-    kept = module.rollout.stochastic_steps + 1 if module.objective.trains_on == "trajectory" else 0
+    kept = module.rollout.stochastic_steps + 1 if module.objective.records else 0
     with sketch.running():
         text, latents = sketch.text(samples), sketch.latents(samples)
         return Stored(
@@ -102,7 +101,7 @@ def geometry_of(module: ReCASTModule, data: PromptData, *, processes: int) -> Ge
     """One device's share; micro-batches that are larger than all there is are cut to it."""
     data.check_shares(processes)
     samples = data.num_groups * data.group_size // processes
-    steps = len(trainable_steps(module.levels, min_noise_level=module.min_noise_level))
+    steps = int(trainable_steps(module.levels, min_noise_level=module.min_noise_level).sum())
     pairs = samples * min(module.timesteps_per_sample or steps, steps)
     share = -(-pairs // module.updates_per_iteration)
     return Geometry(
@@ -122,34 +121,12 @@ def update_memory(module: ReCASTModule, sketch: Sketch, count: int, *, checkpoin
         for parameter in module.policy.trainable_parameters():
             parameter.grad = torch.zeros_like(parameter)
     with sketch.running() as memory:
-        samples = blank_samples(module, sketch, count)
-        velocities = module.velocities(samples, sketch.text(count))
+        samples = module.objective.blank(partial(sketch.latents, count), count)
+        velocities = module.objective.predict(module.policy, module.rollout, samples, sketch.text(count))
         loss = module.objective.loss(velocities, samples).total
         kept = memory.live
         loss.backward()
         return Update(kept=kept, peak=memory.peak)
-
-
-def blank_samples(module: ReCASTModule, sketch: Sketch, count: int) -> NoisedSamples | Transitions:
-    """What the module's objective trains on, for `count` pairs. Call within `running`."""
-    numbers, latents = partial(torch.empty, count), partial(sketch.latents, count)
-    if module.objective.trains_on == "noised":
-        return NoisedSamples(
-            x0_NCHW=latents(),
-            noise_NCHW=latents(),
-            t_N=numbers(),
-            advantage_N=numbers(),
-            group_N=torch.empty(count, dtype=torch.int64),
-        )
-    return Transitions(
-        x_t_NCHW=latents(),
-        x_next_NCHW=latents(),
-        t_N=numbers(),
-        t_next_N=numbers(),
-        steps_N=GaussianSteps(x_N=numbers(), velocity_N=numbers(), std_N=numbers()),
-        log_prob_old_N=numbers(),
-        advantage_N=numbers(),
-    )
 
 
 def rollout_memory(module: ReCASTModule, sketch: Sketch, count: int) -> int:
