@@ -8,8 +8,9 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "recast_pl"
 
 MAY_IMPORT = {
-    "types": set(),
+    "types": {"path"},
     "noise": set(),
+    "path": set(),
     "error_messages": set(),
     "trainer_limits": set(),
     "telemetry": {"types"},
@@ -17,15 +18,16 @@ MAY_IMPORT = {
     "figures": set(),
     "scenes": set(),
     "prompts": {"types", "noise", "scenes"},
-    "policy": {"types", "assets", "parallel"},
-    "rollout": {"types", "noise", "policy"},
+    "policy": {"types", "path", "assets", "parallel"},
+    "rollout": {"types", "noise", "path", "policy"},
     "rewards": {"types", "assets", "scenes", "error_messages"},
     "advantages": {"types"},
-    "objectives": {"types", "rollout"},
+    "objectives": {"types", "path", "rollout"},
     "update": {"types", "noise"},
     "credit": {
         "types",
         "noise",
+        "path",
         "rollout",
         "figures",
         "callbacks",
