@@ -121,7 +121,7 @@ def test_saved_adapters_are_what_diffusers_loads(targets, tmp_path):
 
     def velocity():
         with torch.no_grad():
-            return plain.transformer(x, text.sequence_BLD, text.pooled_BD, t * 1000, return_dict=False)[0]
+            return plain.transformer(x, text["sequence_BLD"], text.pooled_BD, t * 1000, return_dict=False)[0]
 
     before = velocity()
     plain.load_lora_weights(tmp_path)
