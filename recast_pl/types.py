@@ -10,11 +10,13 @@ number of dimensions (a video's: C F H W): nothing below counts them.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, overload
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from recast_pl.path import noised
 from recast_pl.schedule import columns_at, shared_schedule
 from recast_pl.shapes import check_shapes
 
@@ -55,15 +57,87 @@ class PromptBatch:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TextEmbeddings:
-    """What the denoiser sees of B prompts."""
+    """What the denoiser sees of B prompts: tensors by name, each with a row for every prompt.
 
-    sequence_BLD: Tensor  # per token
-    pooled_BD: Tensor
+    A name ends in its tensor's shape. `sequence_BLD` holds tokens, `pooled_BD` a vector for each prompt,
+    `mask_BL` says which tokens count where not all do; the rest is between a policy and its network.
 
-    def __getitem__(self, index: Any) -> "TextEmbeddings":
-        return TextEmbeddings(sequence_BLD=self.sequence_BLD[index], pooled_BD=self.pooled_BD[index])
+    >>> text = TextEmbeddings(sequence_BLD=torch.ones(3, 4, 2), pooled_BD=torch.zeros(3, 2))
+    >>> len(text[1:]), text[1:]["sequence_BLD"].shape
+    (2, torch.Size([2, 4, 2]))
+    """
+
+    __slots__ = ("tensors",)
+
+    def __init__(self, **tensors: Tensor) -> None:
+        if len({len(tensor) for tensor in tensors.values()}) != 1:
+            shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+            raise ValueError(f"text embeddings: expected tensors with a row for each prompt, got {shapes}")
+        self.tensors: Mapping[str, Tensor] = tensors
+
+    @classmethod
+    def padded(cls, prompts: Sequence[Mapping[str, Tensor]]) -> "TextEmbeddings":
+        """Of single prompts, whose tensors have no axis B yet: zeros fill up what is shorter along L.
+
+        Where something is, and no mask came along, there is one.
+
+        >>> TextEmbeddings.padded([{"sequence_BLD": torch.ones(n, 1)} for n in (1, 2)])["mask_BL"].tolist()
+        [[True, False], [True, True]]
+        """
+        columns = {name: [prompt[name] for prompt in prompts] for name in prompts[0]}
+        ragged = {
+            name: column
+            for name, column in columns.items()
+            if name.rsplit("_", 1)[-1].startswith("BL") and len({len(tensor) for tensor in column}) > 1
+        }
+        for column in list(ragged.values())[:1]:
+            masks = [torch.ones(len(tensor), dtype=torch.bool, device=tensor.device) for tensor in column]
+            ragged.setdefault("mask_BL", masks)
+        return cls(
+            **{name: torch.stack(column) for name, column in columns.items() if name not in ragged},
+            **{name: pad_sequence(column, batch_first=True) for name, column in ragged.items()},
+        )
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+    @overload
+    def __getitem__(self, index: str) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, index: slice | Tensor) -> "TextEmbeddings": ...
+
+    def __getitem__(self, index: str | slice | Tensor) -> "Tensor | TextEmbeddings":
+        """The tensor of a name, or the rows of a slice or an index."""
+        if isinstance(index, str):
+            return self.tensors[index]
+        return TextEmbeddings(**{name: tensor[index] for name, tensor in self.tensors.items()})
+
+    def to(self, device: torch.device) -> "TextEmbeddings":
+        """The same on a device."""
+        return TextEmbeddings(**{name: tensor.to(device) for name, tensor in self.tensors.items()})
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return next(iter(self.tensors.values())).device
+
+    @property
+    def mask_BL(self) -> Tensor | None:
+        """Which tokens count; None: all."""
+        return self.tensors.get("mask_BL")
+
+    @property
+    def pooled_BD(self) -> Tensor:
+        """One vector for each prompt: the model's own, or else the mean of the tokens that count."""
+        if "pooled_BD" in self.tensors:
+            return self.tensors["pooled_BD"]
+        sequence_BLD, mask_BL = self.tensors["sequence_BLD"], self.mask_BL
+        if mask_BL is None:
+            return sequence_BLD.mean(1)
+        counts_BL1 = mask_BL[..., None].to(sequence_BLD)
+        return (sequence_BLD * counts_BL1).sum(1) / counts_BL1.sum(1).clamp_min(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,9 +380,8 @@ class NoisedSamples(TrainingSamples):
 
     @property
     def x_t_NCHW(self) -> Tensor:
-        """(1 − t) x0 + t noise."""
-        t = self.t_N.view(-1, *[1] * (self.x0_NCHW.ndim - 1))
-        return (1 - t) * self.x0_NCHW + t * self.noise_NCHW
+        """Where velocities are predicted: (1 − t) x0 + t noise."""
+        return noised(self.x0_NCHW, self.noise_NCHW, self.t_N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from miniature import save_clip, save_pipeline
 from miniature_rewards import RewardCheckpoints
 
 from recast_pl.policy import SD3Policy
+from recast_pl.testing import save_clip, save_pipeline
 from recast_pl.types import Prompt, PromptBatch
 
 REFERENCE = Path(__file__).parent / "reference"

@@ -4,7 +4,6 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from miniature import save_clip
 from transformers import (
     BertTokenizer,
     CLIPConfig,
@@ -21,6 +20,7 @@ from transformers.models.mask2former.image_processing_pil_mask2former import Mas
 
 from recast_pl.assets.making.text import END, START, build_tokenizer
 from recast_pl.scenes.coco import COCO_CLASSES
+from recast_pl.testing import save_clip
 
 WORDS = ["a", "two", "red", "green", "blue", "circle", "square", "triangle", "on", "left", "of", "above", "the"]
 HEAD_SIZES = {0: 24, 2: 16, 4: 12, 6: 8, 7: 1}  # the released layout's numbers; 1024, 128, 64, 16 and 1 there

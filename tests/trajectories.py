@@ -2,7 +2,6 @@
 
 import lightning.pytorch as pl
 import torch
-from one_pixel import OnePixel
 
 from recast_pl.advantages import PerReward
 from recast_pl.credit import CreditAssigner
@@ -11,6 +10,7 @@ from recast_pl.policy.old_policy import OldPolicyRamp
 from recast_pl.prompts import PromptData, SceneGrammar
 from recast_pl.rewards import RewardSuite
 from recast_pl.rollout import SDERollout
+from recast_pl.testing import OnePixel
 
 
 def learn(

@@ -271,7 +271,7 @@ class SD3Policy(Policy):
             output: Tensor = self.denoiser(
                 hidden_states=x_NCHW.to(dtype),
                 timestep=(t_N * self.pipeline.scheduler.config.num_train_timesteps).to(torch.float32),
-                encoder_hidden_states=text.sequence_BLD.to(dtype),
+                encoder_hidden_states=text["sequence_BLD"].to(dtype),
                 pooled_projections=text.pooled_BD.to(dtype),
                 return_dict=False,
             )[0]

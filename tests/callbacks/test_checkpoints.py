@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import QUICKSTART
-from one_pixel import Near, theta, train
 
 from recast_pl.callbacks.checkpoints import LAST, AtomicCheckpointIO, CheckpointNotWritten, Checkpoints
 from recast_pl.credit import CreditAssigner, Preview, ReCAST
+from recast_pl.testing import Near, theta, train
 
 CHECKPOINT = {"state_dict": {"w": torch.arange(3.0)}, "iteration": 1, "pytorch-lightning_version": "2.6.6"}
 

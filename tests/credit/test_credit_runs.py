@@ -3,7 +3,6 @@
 import lightning.pytorch as pl
 import pytest
 import torch
-from one_pixel import Near, theta, train
 
 from recast_pl.credit import (
     SNR,
@@ -16,6 +15,7 @@ from recast_pl.credit import (
     ValueHead,
 )
 from recast_pl.rewards import Reward
+from recast_pl.testing import Near, theta, train
 from recast_pl.types import Weights
 
 REWARDS = {"near": Near(0.5), "far": Near(-3.0)}
@@ -275,7 +275,8 @@ def test_evidence_is_gathered_in_the_precision_of_the_training_step():
     """Rollouts that credit asks for first are those that the training step would have made."""
     tables = {}
     for name, strategy in (("uniform", Uniform()), ("recast", ReCAST(temperature=1e9))):
-        module, _ = train(REWARDS, epochs=2, credit=CreditAssigner(strategy=strategy), precision="bf16-mixed")
+        credit = CreditAssigner(strategy=strategy)
+        module, _ = train(REWARDS, epochs=2, credit=credit, settings={"precision": "bf16-mixed"})
         tables[name] = theta(module)
     assert tables["recast"] == pytest.approx(tables["uniform"], abs=1e-6)
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from gaussian import LEVELS, Gaussian
-from one_pixel import Near, theta, train
 
 from recast_pl.credit import (
     SNR,
@@ -17,6 +16,7 @@ from recast_pl.credit import (
     Window,
     weights_figure,
 )
+from recast_pl.testing import Near, theta, train
 
 NAMES = ("linear", "wave", "size")
 STAGES = {"early": list(NAMES), "middle": ["linear", "wave"], "late": ["wave", "size"]}

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from gaussian import FEW_LEVELS, LEVELS, ExactCompletions, Gaussian
-from one_pixel import Near, theta, train
 
 from recast_pl.credit import CreditAssigner, Preview, ReCAST, Separable, ValueHead
 from recast_pl.credit.strategies.separable import mean_gain, told_share
+from recast_pl.testing import Near, theta, train
 
 NAMES = ("linear", "wave")
 BUDGETS = torch.tensor([1.0, 2.0])

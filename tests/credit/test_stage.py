@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 from gaussian import FEW_LEVELS, LEVELS, Gaussian
-from one_pixel import Near, train
 
 from recast_pl.credit import CreditAssigner, Stage
 from recast_pl.credit.strategies.stage import STAGES, stages_by_change, stages_by_snr
+from recast_pl.testing import Near, train
 
 THREE = {"early": ["a"], "middle": ["b"], "late": ["c"]}
 NAMES = ("a", "b", "c")

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 from gaussian import FEW_LEVELS, LEVELS, Gaussian
-from one_pixel import Near, theta, train
 
 from recast_pl.credit import CreditAssigner, StepwiseGain
 from recast_pl.credit.estimators.preview_gains import gain_evidence, gain_moment, noising_path, preview_scores
 from recast_pl.credit.mathematics.moments import TooFewScores
+from recast_pl.testing import Near, theta, train
 
 
 def linear(x0):

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from one_pixel import Near, train
 
 from recast_pl.advantages import GDPO, BatchNormalised, PerReward, WeightedSum
 from recast_pl.credit import SNR, CreditAssigner, CreditStrategy, NoiseLevel, Uniform, Window
 from recast_pl.credit.weights_record import weights_from_record, weights_record
+from recast_pl.testing.one_pixel import Near
+from recast_pl.testing.one_pixel_run import train
 from recast_pl.types import Scores, Weights
 
 LEVELS = torch.tensor([1.0, 0.8, 0.5, 0.2, 0.0], dtype=torch.float64)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from gaussian import FEW_LEVELS, LEVELS, Gaussian
-from one_pixel import Near, theta, train
 
 from recast_pl.credit import CreditAssigner, Uniform, Window
 from recast_pl.credit.strategies.window import window_start
+from recast_pl.testing import Near, theta, train
 
 REWARDS = {"near": Near(0.5), "far": Near(-3.0)}
 

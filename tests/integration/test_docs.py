@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from one_pixel import Near, theta, train
 
 from recast_pl.credit import CreditAssigner
 from recast_pl.objectives import Objective
 from recast_pl.rewards import Reward
+from recast_pl.testing import Near, theta, train
 
 DOCS = Path(__file__).parents[2] / "docs"
 

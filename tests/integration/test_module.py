@@ -4,7 +4,6 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
-from one_pixel import Near, OnePixel, theta, train
 
 from recast_pl.advantages import WeightedSum
 from recast_pl.callbacks.report import comparison
@@ -12,6 +11,7 @@ from recast_pl.module import ReCASTModule
 from recast_pl.policy.old_policy import OldPolicyRamp
 from recast_pl.prompts import PromptData, SceneGrammar
 from recast_pl.rewards import RewardSuite
+from recast_pl.testing import Near, OnePixel, theta, train
 from recast_pl.trainer_limits import unfused
 
 
@@ -73,7 +73,7 @@ def test_checkpoints_hold_plain_types_and_no_base_weights(tmp_path):
 
 
 def test_several_updates_in_one_iteration_take_as_many_steps():
-    module, trainer = train({"near": Near(0.5)}, epochs=1, updates=3)
+    module, trainer = train({"near": Near(0.5)}, epochs=1, updates_per_iteration=3)
     assert trainer.global_step == 15
     assert module.iteration == 5
 
@@ -98,7 +98,7 @@ def test_gradients_are_clipped_to_scale_under_16_mixed():
         return theta(module), float(trainer.callback_metrics["loss/grad_norm"])
 
     plugin = Scaled("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
-    plain, scaled = trained(), trained(precision=None, settings={"plugins": [plugin]})
+    plain, scaled = trained(), trained(settings={"plugins": [plugin]})
     assert scaled == pytest.approx(plain, rel=1e-4)
     assert plain[1] > 0.01
 
@@ -124,7 +124,7 @@ def test_a_fused_optimiser_is_refused_where_gradients_are_scaled():
 def test_what_the_loop_cannot_honour_is_refused_before_anything_is_loaded(settings, key, monkeypatch):
     monkeypatch.setattr(OnePixel, "load", None)
     with pytest.raises(ValueError, match=key):
-        train({"near": Near(0.5)}, precision=settings.pop("precision", None), settings=settings)
+        train({"near": Near(0.5)}, settings=settings)
 
 
 def test_a_process_without_held_out_prompts_gathers_nothing_from_itself(monkeypatch):

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from one_pixel import Near, OnePixel, theta, train
 from trajectories import learn
 
 from recast_pl.credit import CreditAssigner, ReCAST, ValueHead
 from recast_pl.objectives import AWM, DDPO, DGPO, RAM, RVM, DiffusionNFT, FlowGRPO
+from recast_pl.testing.one_pixel import Near, OnePixel
+from recast_pl.testing.one_pixel_run import theta, train
 
 
 class OnePixelVideo(OnePixel):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from command_line import CONFIGS, QUICKSTART
 from conftest import prompt_batch
-from one_pixel import Near
 from trajectories import learn
 
 from recast_pl.advantages import BatchNormalised
@@ -17,6 +16,7 @@ from recast_pl.objectives import DDPO, DiffusionNFT, FlowGRPO
 from recast_pl.objectives.policy_gradient import clipped_surrogate
 from recast_pl.rollout import ODERollout, SDERollout, StochasticWindow
 from recast_pl.rollout.transition import cps_steps, flow_grpo_steps, step_draw, step_log_prob, step_mean
+from recast_pl.testing import Near
 from recast_pl.types import Rollout, Scores, Trajectory, Transitions, Velocities, Weights
 from recast_pl.update import training_pairs, transitions
 

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from one_pixel import GROUP_SIZE, Near, OnePixel, TwoModes, theta, train
 
 from recast_pl.advantages import GDPO, GlobalSpread, LeaveOneOut, PerReward
 from recast_pl.objectives import AWM, DGPO, RAM, RVM, DiffusionNFT
 from recast_pl.rewards import Reward
+from recast_pl.testing import GROUP_SIZE, Near, OnePixel, TwoModes, theta, train
 
 STEPS = 8
 
@@ -75,7 +75,7 @@ def test_an_objective_with_the_reference_goes_as_far_as_its_fixed_point(name):
     """
     objective, reach = HELD[name]
     up = {"up": Scored(lambda x: 3 * x)}
-    module, _ = train(up, objective=objective, lr=0.02, groups=16, micro_batch=256, steps=STEPS)
+    module, _ = train(up, objective=objective, lr=0.02, groups=16, micro_batch_size=256, steps=STEPS)
     k = GROUP_SIZE
     expected = rollout_spread() * math.sqrt(2 / k) * math.gamma(k / 2) / math.gamma((k - 1) / 2)
     assert theta(module) == pytest.approx(reach * expected, abs=0.02)
@@ -110,7 +110,7 @@ def test_two_conflicting_rewards_settle_where_their_budgets_balance(name):
         objective=FREE[name],
         lr=0.01,
         groups=16,
-        micro_batch=256,
+        micro_batch_size=256,
         steps=STEPS,
     )
     expected = trade_off((2, 1))
@@ -152,8 +152,8 @@ def test_two_modes_share_as_the_budgets_ask(name, budgets):
         objective=objective,
         lr=0.05,
         groups=16,
-        micro_batch=256,
-        timesteps=1,
+        micro_batch_size=256,
+        timesteps_per_sample=1,
         min_noise_level=1.0,
     )
     expected = share_of_right(reach * (budgets[0] - budgets[1]) / sum(budgets))

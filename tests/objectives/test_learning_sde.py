@@ -6,13 +6,13 @@ have the mean (1 − s) θ. So a reward that is symmetric around a target has it
 
 import pytest
 import torch
-from one_pixel import Near, theta
 from trajectories import learn
 
 from recast_pl.advantages import BatchNormalised, WeightedSum
 from recast_pl.objectives import DDPO, FlowGRPO
 from recast_pl.rewards import Reward
 from recast_pl.rollout import SDERollout, StochasticWindow
+from recast_pl.testing import Near, theta
 
 
 class Square(Reward):

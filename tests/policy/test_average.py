@@ -4,11 +4,11 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from conftest import prompt_batch
-from one_pixel import Near, train
 
 from recast_pl.policy import SD3Policy
 from recast_pl.policy.average import WeightAverage
 from recast_pl.policy.full_parameters import FullFineTuning
+from recast_pl.testing import Near, train
 
 
 class Watch(pl.Callback):

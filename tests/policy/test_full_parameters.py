@@ -65,7 +65,7 @@ def expected(policy):
             found[role] = denoiser(
                 hidden_states=x,
                 timestep=t * 1000,
-                encoder_hidden_states=text.sequence_BLD,
+                encoder_hidden_states=text["sequence_BLD"],
                 pooled_projections=text.pooled_BD,
                 return_dict=False,
             )[0]
@@ -81,7 +81,7 @@ def test_three_roles_are_three_models(policy, pipeline_folder):
     base = SD3Transformer2DModel.from_pretrained(pipeline_folder / "transformer")
     x, t, text = inputs(policy)
     with torch.no_grad():
-        plain = base(x, text.sequence_BLD, text.pooled_BD, t * 1000, return_dict=False)[0]
+        plain = base(x, text["sequence_BLD"], text.pooled_BD, t * 1000, return_dict=False)[0]
     torch.testing.assert_close(ours["reference"], plain, atol=1e-6, rtol=0)
     for one, other in (("default", "old"), ("default", "reference"), ("old", "reference")):
         assert (ours[one] - ours[other]).abs().max() > 1e-3
@@ -142,7 +142,7 @@ def test_a_graph_survives_other_roles_before_its_backward_pass(policy, checkpoin
     def loss_at(step):
         with torch.no_grad():
             weight.add_(step * direction)
-            velocity = double(x.double(), text.sequence_BLD.double(), text.pooled_BD.double(), t * 1000)[0]
+            velocity = double(x.double(), text["sequence_BLD"].double(), text.pooled_BD.double(), t * 1000)[0]
             weight.sub_(step * direction)
         return velocity.square().mean()
 

@@ -18,7 +18,7 @@ def plain(denoiser, x, t, text):
     return denoiser(
         hidden_states=x,
         timestep=t * 1000,
-        encoder_hidden_states=text.sequence_BLD,
+        encoder_hidden_states=text["sequence_BLD"],
         pooled_projections=text.pooled_BD,
         return_dict=False,
     )[0]
@@ -127,7 +127,7 @@ def test_text_is_that_of_the_pipeline_and_encoded_once(policy, monkeypatch):
     sequence, _, pooled, _ = original(
         [*TEXTS, TEXTS[0]], None, None, do_classifier_free_guidance=False, max_sequence_length=1
     )
-    torch.testing.assert_close(text.sequence_BLD, sequence, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(text["sequence_BLD"], sequence, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(text.pooled_BD, pooled, atol=1e-5, rtol=1e-5)
 
 
@@ -144,7 +144,7 @@ def test_the_text_cache_forgets_the_longest_unused(pipeline_folder):
 @pytest.mark.parametrize("text", ["", "🎉 ünïcode 漢字", "word " * 300])
 def test_any_text_is_a_prompt(policy, text):
     embedded = policy.text([text])
-    assert embedded.sequence_BLD.isfinite().all()
+    assert embedded["sequence_BLD"].isfinite().all()
 
 
 def test_state_goes_round_and_a_foreign_one_is_refused(disturbed, pipeline_folder):

@@ -8,13 +8,13 @@ import pytest
 import torch
 from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 from gpu_check import MEDIUM
-from miniature import save_pipeline
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file
 
 from recast_pl.policy import SD3Policy
 from recast_pl.policy.adapters import Adapters
 from recast_pl.policy.sd3 import ATTENTION_PROJECTIONS
+from recast_pl.testing import save_pipeline
 
 SELF_ATTENTION = ("attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0")
 WIDTH, HEAD, RANK = 24 * 64, 64, 32
@@ -121,7 +121,7 @@ def test_saved_adapters_are_what_diffusers_loads(targets, tmp_path):
 
     def velocity():
         with torch.no_grad():
-            return plain.transformer(x, text.sequence_BLD, text.pooled_BD, t * 1000, return_dict=False)[0]
+            return plain.transformer(x, text["sequence_BLD"], text.pooled_BD, t * 1000, return_dict=False)[0]
 
     before = velocity()
     plain.load_lora_weights(tmp_path)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import clause, prompt_batch
-from miniature import save_clip
 from miniature_rewards import NAMES, save_detector
 from PIL import Image
 from transformers import (
@@ -23,6 +22,7 @@ from recast_pl.rewards.geneval.rules import (
     select,
 )
 from recast_pl.scenes.coco import COCO_CLASSES, COLOURS, coco_class
+from recast_pl.testing import save_clip
 
 CPU = torch.device("cpu")
 

@@ -37,7 +37,7 @@ def real_loss(policy, count):
     )
     encoded = policy.text([""])
     text = TextEmbeddings(
-        sequence_BLD=encoded.sequence_BLD.repeat(count, 1, 1), pooled_BD=encoded.pooled_BD.repeat(count, 1)
+        sequence_BLD=encoded["sequence_BLD"].repeat(count, 1, 1), pooled_BD=encoded.pooled_BD.repeat(count, 1)
     )
     module = module_with(policy)
     return module.objective.loss(
@@ -146,7 +146,7 @@ def test_weights_and_shapes_are_exactly_the_loaded_ones(pair):
     with sketch.running():
         text = sketch.text(1)
         for name in ("sequence_BLD", "pooled_BD"):
-            ours, theirs = getattr(text, name), getattr(expected, name)
+            ours, theirs = text[name], expected[name]
             assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
 
 

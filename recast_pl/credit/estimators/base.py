@@ -10,6 +10,7 @@ from recast_pl.credit.evidence import Evidence
 from recast_pl.credit.mathematics.moments import UNKNOWN, Moment, Normalisation, TooFewScores
 from recast_pl.credit.probe import Probe
 from recast_pl.noise import Purpose, keyed_normal
+from recast_pl.path import noised
 from recast_pl.types import UpdatePart
 
 
@@ -75,7 +76,7 @@ def renoised(probe: Probe, step: int) -> Tensor:
         steps=[step] * len(rollout.batch),
         purpose=Purpose.PROBE,
     ).to(rollout.x0_BCHW.device)
-    return (1 - t) * rollout.x0_BCHW + t * noise
+    return noised(rollout.x0_BCHW, noise, t)
 
 
 def scored(probe: Probe, x0: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from recast_pl.credit.evidence import Evidence
 from recast_pl.credit.mathematics.moments import Moment, Normalisation
 from recast_pl.credit.mathematics.regression import Regression, predicted_moment
 from recast_pl.credit.probe import Probe
-from recast_pl.rollout.solvers import clean_estimate
+from recast_pl.path import clean_estimate
 
 
 class Preview(ProfileEstimator):

@@ -19,7 +19,7 @@ from recast_pl.credit.mathematics.moments import Moment, TooFewScores
 from recast_pl.credit.mathematics.regression import centred, in_groups_of_several, ratio_moment
 from recast_pl.credit.probe import Probe
 from recast_pl.noise import Purpose, keyed_normal
-from recast_pl.rollout.solvers import clean_estimate
+from recast_pl.path import clean_estimate
 
 
 def noising_path(probe: Probe) -> Iterator[tuple[int, Tensor]]:

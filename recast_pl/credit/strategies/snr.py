@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from recast_pl.credit.base import CreditStrategy
+from recast_pl.path import signal_to_noise
 
 
 class SNR(CreditStrategy):
@@ -34,7 +35,7 @@ class SNR(CreditStrategy):
         [[0.0, 0.25, 0.75]]
         """
         t_K = levels[:-1].double()
-        ratio_K = ((1 - t_K) / t_K).square().clamp_max(self.maximum)
+        ratio_K = signal_to_noise(t_K).clamp_max(self.maximum)
         rows = budgets_R.double() / budgets_R.double().sum()
         share_K = ratio_K / ratio_K.sum() if ratio_K.sum() > 0 else ratio_K + 1 / len(ratio_K)
         return rows[:, None] * share_K

@@ -9,6 +9,7 @@ from torch import Tensor
 from recast_pl.credit.base import CreditStrategy
 from recast_pl.credit.estimators.preview_gains import GainMeter
 from recast_pl.credit.probe import Probe
+from recast_pl.path import log_snr
 
 STAGES = ("early", "middle", "late")  # from noise to clean
 KEY = "credit.strategy.init_args"
@@ -154,8 +155,7 @@ def stages_by_snr(levels: Tensor, thresholds: tuple[float, float]) -> Tensor:
     >>> stages_by_snr(torch.tensor([1.0, 0.9, 0.7, 0.4, 0.0]), (-3.0, 0.0)).tolist()
     [0, 0, 1, 2]
     """
-    t_K = levels[:-1].double()
-    ratio_K = 2 * ((1 - t_K) / t_K).log()  # −∞ at pure noise
+    ratio_K = log_snr(levels[:-1].double())
     of_K = torch.bucketize(ratio_K, torch.tensor(thresholds, dtype=torch.float64), right=True)
     for number, stage in enumerate(STAGES):
         if not (of_K == number).any():

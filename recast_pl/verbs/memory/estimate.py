@@ -92,7 +92,7 @@ def stored_memory(module: ReCASTModule, sketch: Sketch, geometry: Geometry, *, p
             latents=stored_bytes([latents]),
             pictures=samples * picture,
             late_pictures=late * picture,
-            text=stored_bytes((text.sequence_BLD, text.pooled_BD)),
+            text=stored_bytes(text.tensors.values()),
             trajectories=kept * stored_bytes([latents]),
         )
 
@@ -136,7 +136,7 @@ def rollout_memory(module: ReCASTModule, sketch: Sketch, count: int) -> int:
         return step
     with sketch.running():
         text = sketch.text(count)
-        return step + stored_bytes((text.sequence_BLD, text.pooled_BD, sketch.latents(count)))
+        return step + stored_bytes((*text.tensors.values(), sketch.latents(count)))
 
 
 def optimizer_memory(module: ReCASTModule, sketch: Sketch) -> tuple[int, int]:

@@ -103,7 +103,7 @@ class Sketch:
             for network in (policy.denoiser, policy.pipeline.vae):
                 _replace_tensors(network)
             empty = self.text(1)  # which guidance asks for; there is no tokenizer here
-            policy._text_cache[""] = (empty.sequence_BLD[0], empty.pooled_BD[0])
+            policy._text_cache[""] = (empty["sequence_BLD"][0], empty.pooled_BD[0])
         policy.adapters.follow(policy.denoiser)
         if gpu and autocast is not None:
             for module in policy.denoiser.modules():
