@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "parallel": set(),
     "strategies": {"parallel"},  # its class paths in YAML files
     "figures": set(),
-    "types": {"shapes", "schedule", "path"},
+    "weights": {"shapes", "schedule"},
+    "types": {"shapes", "schedule", "path", "weights"},
     "telemetry": {"types"},
     # the arrow
     "scenes": set(),
